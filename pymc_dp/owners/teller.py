@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -37,7 +37,7 @@ from pymc_dp.privacy.account import PREPARATION
 from pymc_dp.privacy.accounting import GaussianEvent, mu_from_units
 from pymc_dp.privacy.answer import Grid, NormCounts, Query, VectorSum
 from pymc_dp.privacy.holder import holder_of, rehearse
-from pymc_dp.privacy.journal import canonical
+from pymc_dp.privacy.journal import States, canonical
 from pymc_dp.privacy.meter import PaidChain, interrupts_wait, noise_is_secure, pay_run
 from pymc_dp.privacy.plan import Plan
 from pymc_dp.privacy.preparation import Preparation
@@ -215,8 +215,8 @@ class _AgreedPlan:
         }
         self._tried: set[type] = set()
         teller.refuse_other_models(payload)
-        #: Where chains are: in the ledger, and those that were asked last, in memory.
-        self._kept = teller.budget.account.states(plan_id)
+        #: Where chains are: as they were kept, and those that were asked last, in memory.
+        self._key, self._begun, self._kept = teller.where(plan_id)
         self._chains: dict[int, _Chain] = {}
         self._unkept: dict[int, _Chain] = {}
 
@@ -261,8 +261,11 @@ class _AgreedPlan:
                 given.append({"error": [type(error).__name__, str(error)]})
         if self._unkept:  # also what could not be kept when it was made, and was not given
             states = {k: canonical(chain.state) for k, chain in self._unkept.items()}
-            self._teller.budget.account.keep_states(self.plan.plan_id, self._kept, states)
+            self._teller.states.put(self._key, self._kept, states)
             self._kept.update(states)
+            if new := states.keys() - self._begun:
+                self._teller.budget.account.begin_chains(self.plan.plan_id, sorted(new))
+                self._begun.update(new)
             self._unkept.clear()
         return given
 
@@ -351,7 +354,11 @@ class Teller:
                 "Another process answers for this owner, from the same ledger. Two would answer "
                 "the same question with different noise. Stop the other one."
             ) from None
-        ledger.journal.keep_open()  # every round is a commit
+        try:
+            self.states = States(ledger.path, durable=not ledger.is_temporary)
+        except BaseException:
+            self._lock.release()
+            raise
         self._plans: dict[int, _AgreedPlan] = {}
         self._preparations: dict[int, Preparation] = {}
         self._one_at_a_time = threading.Lock()
@@ -364,7 +371,7 @@ class Teller:
         with self._one_at_a_time:
             self.closed = True
             try:
-                self.budget.ledger.journal.let_go()
+                self.states.close()
             finally:
                 self._lock.release()
 
@@ -583,6 +590,14 @@ class Teller:
             self._plans[plan_id] = _AgreedPlan(self, plan_id, self.budget.account.plan(plan_id))
         return self._plans[plan_id]
 
+    def where(self, plan_id: int) -> tuple[str, set[int], dict[int, str]]:
+        """Name of a plan in the file of states, its chains that have begun, and where they are."""
+        key, begun = self.budget.account.chains(plan_id)
+        kept = self.states.of(key)
+        if not begun <= kept.keys():
+            raise LedgerError(f"{self.states.path} is not the file that belongs beside the ledger")
+        return key, begun, kept
+
     def _close(self, message: dict[str, Any]) -> dict[str, Any]:
         """End a plan of chains, and return what was not used."""
         plan_id = _whole("plan", message.get("plan"))
@@ -599,12 +614,13 @@ class Teller:
     def _end(self, plan_id: int) -> None:
         """End a plan of chains, and return what was charged for iterations that were not begun."""
         plan = Plan.of(plan_id, self.budget.account.plan(plan_id))
-
-        def unused(states: Mapping[int, str]) -> Iterator[tuple[int, int]]:
-            begun = sum(PaidChain(plan, json.loads(x)["paid"]).begun for x in states.values())
-            yield plan.iteration_cost, plan.chains * plan.iterations - begun
-            yield plan.start_cost, plan.chains - len(states)
-
+        key, _, _ = self.where(plan_id)
         self._plans.pop(plan_id, None)
+        states = self.states.end(key)  # before it is counted: nobody begins a chain meanwhile
+        begun = sum(PaidChain(plan, json.loads(x)["paid"]).begun for x in states.values())
+        unused = (
+            (plan.iteration_cost, plan.chains * plan.iterations - begun),
+            (plan.start_cost, plan.chains - len(states)),
+        )
         self.budget.account.end_run(plan_id, unused)
         _log.info("Ended. Charged: epsilon = %.4g.", self.budget.spent().epsilon)

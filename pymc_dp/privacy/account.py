@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -24,7 +24,6 @@ PREPARATION = "preparation"
 """What ``payload["kind"]`` of a plan of one-off releases is."""
 STATISTIC = "release_statistic"
 """What ``payload["sampler"]`` of a published statistic is."""
-_Unused = Callable[[Mapping[int, str]], Iterable[tuple[int, int]]]
 _LARGEST = 2**63 - 1  # SQLite integers are signed 64-bit
 _ALONE = (
     "releases on batches of records are accounted at the epsilon and delta of one budget, and "
@@ -372,25 +371,21 @@ class Account:
                     payload = {"cost": cost, "iterations": number}
                     transaction.append("lease", self.number, cost * number, payload, plan_id)
 
-    def keep_states(
-        self,
-        plan_id: int,
-        before: Mapping[int, str],
-        after: Mapping[int, str],
-    ) -> None:
-        """Keep where chains of a plan are, in words of their own, all or none; those that are new
-        begin. LedgerError if one of them is not where it was `before`, or the plan was ended:
-        another process went on.
-        """
+    def begin_chains(self, plan_id: int, chains: Iterable[int]) -> None:
+        """Register chains of a plan that was charged as a whole. LedgerError if it was ended."""
         with self.ledger.journal.transaction() as transaction:
             if transaction.count("finish", account=self.number, plan=plan_id):
                 raise LedgerError("the plan was ended")
-            kept = transaction.states(self.number, plan_id, after)
-            if kept != {chain: before[chain] for chain in after if chain in before}:
-                raise LedgerError("another process answers for a chain")
-            transaction.put_states(self.number, plan_id, after)
-            for chain in after.keys() - kept:
+            for chain in chains:
                 transaction.append("chain", self.number, 0, {"chain": chain}, plan_id)
+
+    def chains(self, plan_id: int) -> tuple[str, set[int]]:
+        """Hash of the row of a plan that was charged as a whole, and its chains that have begun."""
+        with self.ledger.journal.transaction() as transaction:
+            plan = transaction.newest("plan", account=self.number, plan=plan_id)
+            begun = transaction.rows("chain", account=self.number, plan=plan_id)
+        assert plan is not None
+        return plan.hash, {entry.payload["chain"] for entry in begun}
 
     def stages(self, plan_id: int) -> set[str]:
         """How far a plan has come: "run", "lease" when it was charged, "finish" when it ended."""
@@ -406,11 +401,6 @@ class Account:
                 for kind in ("lease", "finish")
             )
         return sorted(plan for plan in charged - ended if plan is not None)
-
-    def states(self, plan_id: int) -> dict[int, str]:
-        """Where the chains of a plan are, as they were kept."""
-        with self.ledger.journal.transaction() as transaction:
-            return transaction.states(self.number, plan_id)
 
     def give_back(self, plan_id: int, cost: int, unused: int) -> None:
         """Return leased iterations that were never begun; LedgerError if fewer were charged."""
@@ -430,12 +420,14 @@ class Account:
             payload = {"cost": cost, "iterations": unused}
             transaction.append("return", self.number, -unused * cost, payload, plan_id)
 
-    def end_run(self, plan_id: int, unused: _Unused) -> None:
-        """End a run whose chains are kept, and return what is `unused` of it, by where they are."""
+    def end_run(self, plan_id: int, unused: Iterable[tuple[int, int]]) -> None:
+        """End a run that was charged as a whole, and return what is unused of it: costs, and how
+        many of each.
+        """
         with self.ledger.journal.transaction() as transaction:
             if transaction.count("finish", account=self.number, plan=plan_id):
                 return
-            for cost, number in unused(transaction.states(self.number, plan_id)):
+            for cost, number in unused:
                 if cost:
                     self._give_back(transaction, plan_id, cost, number)
             transaction.append("finish", self.number, 0, {}, plan_id)

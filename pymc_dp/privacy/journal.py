@@ -8,16 +8,14 @@ any moment leaves either the old table or the new one. Two processes never write
   WAL transactions, and EXTRA also syncs the directory after the journal is deleted, so that a power
   failure cannot bring the journal, and with it the old table, back.
 - A connection lives for one transaction: nothing is open in between that a fork could share or a
-  pickle could carry. Opening one is cheap beside a commit that reaches the disk. Only a process
-  that commits all the time keeps one (`Journal.keep_open`), and uses it again if nobody else has
-  touched the file.
+  pickle could carry. Opening one is cheap beside a commit that reaches the disk. What is written
+  all the time, by one process, is not here (:class:`States`).
 - No fork happens inside a transaction (`os.register_at_fork`): SQLite keeps its locks in process
   memory, and a child would inherit them while the file is not locked for it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -25,8 +23,8 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,9 +71,10 @@ _SCHEMA = (  # one by one: `executescript` would commit in between
         BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END""",
 )
 _STATES = """CREATE TABLE IF NOT EXISTS states (
-        account INTEGER, plan INTEGER, chain INTEGER, state TEXT NOT NULL,
-        PRIMARY KEY (account, plan, chain)
+        plan TEXT, chain INTEGER, state TEXT NOT NULL, PRIMARY KEY (plan, chain)
     )"""
+_PUT = "INSERT OR REPLACE INTO states VALUES (?, ?, ?)"
+_ENDED = -1  # in the place of a chain, of a plan that was ended
 
 
 def canonical(value: object) -> str:
@@ -168,19 +167,6 @@ class Transaction:
         newest = self.newest(account=account)
         return newest.balance if newest else 0
 
-    def states(self, account: int, plan: int, of: Iterable[int] | None = None) -> dict[int, str]:
-        """Return where chains of a plan are, all or some; the hashes do not cover it."""
-        self._connection.execute(_STATES)
-        query = "SELECT chain, state FROM states WHERE account = ? AND plan = ?"
-        if of is not None:
-            query += f" AND chain IN ({', '.join(str(int(chain)) for chain in of)})"
-        return dict(self._connection.execute(query, (account, plan)))
-
-    def put_states(self, account: int, plan: int, states: Mapping[int, str]) -> None:
-        """Write where chains are, in the place of what was written before."""
-        rows = [(account, plan, chain, state) for chain, state in states.items()]
-        self._connection.executemany("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)", rows)
-
     def append(
         self,
         kind: str,
@@ -209,73 +195,15 @@ def _condition(kinds: Sequence[str], of: Mapping[str, int]) -> tuple[str, tuple[
     return " AND ".join(parts) or "TRUE", (*kinds, *of.values())
 
 
-class _Kept:
-    """A connection with which the next transaction can begin at once."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.connection = connection
-        self._left: object = None
-        self._lock: Any = None  # an open file while it is locked; a fork must not share it
-
-    def take(self, path: str) -> bool:
-        """Lock, unless another has the lock, or has been at one of the files meanwhile.
-
-        SQLite would believe its cache of a file that was restored in place.
-        """
-        with suppress(OSError):
-            self._lock = open(path + ".lock", "rb")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return self._left == _state_of(path)
-        return False
-
-    def leave(self, path: str) -> None:
-        """Unlock after a commit."""
-        self._left = _state_of(path)
-        self._unlock()
-
-    def close(self) -> None:
-        """Roll back what was not committed, and unlock."""
-        self.connection.close()
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-
-def _state_of(path: str) -> object:
-    """Which files have the names now, and when the first was written last."""
-    with suppress(OSError):
-        file, lock = os.stat(path), os.stat(path + ".lock")
-        written = file.st_size, file.st_mtime_ns, file.st_ctime_ns
-        return file.st_dev, file.st_ino, *written, lock.st_dev, lock.st_ino
-    return path  # as no file that was left
-
-
 class Journal:
-    """Transactions on one file; holds a path, and no handle but that of `keep_open`. ``path +
-    ".lock"`` is the lock. `durable`: a commit waits for the disk, to survive a power failure.
+    """Transactions on one file; holds a path and no handle. ``path + ".lock"`` is the lock.
+    `durable`: a commit waits for the disk, to survive a power failure.
     """
 
     def __init__(self, path: str, durable: bool) -> None:
         self.path = path
         self.durable = durable
         self._contended_at = -math.inf  # when this object last had to wait for the lock
-        self._keeping = False
-        # by process: SQLite asks a fork neither to use nor to close what it inherits
-        self._kept: dict[int, _Kept] = {}
-
-    def keep_open(self) -> None:
-        """Keep a connection from now on, for many transactions: each then takes half the time."""
-        self._keeping = True
-
-    def let_go(self) -> None:
-        """Keep no connection any more."""
-        with _FORK_GUARD:
-            self._keeping = False
-            if (kept := self._kept.pop(os.getpid(), None)) is not None:
-                kept.close()
 
     def create(self, payload: Mapping[str, Any]) -> None:
         """Make the file, readable by its owner only, with a first row of kind ``"ledger"``."""
@@ -302,35 +230,14 @@ class Journal:
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Lock, read, append, commit. An exception inside leaves the file as it was."""
-        try:
-            with _FORK_GUARD, self._connected() as connection:
-                connection.execute("BEGIN IMMEDIATE")
-                yield Transaction(connection)
-                connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise LedgerError(self._explain(error)) from error
-
-    @contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
-        """A connection under the lock: the one that was kept, if it can be used at once, or a new
-        one.
-        """
-        kept = self._kept.pop(os.getpid(), None)
-        if kept is not None and not kept.take(self.path):
-            kept.close()
-            kept = None
-        with nullcontext() if kept else self._lock():
-            kept = kept or _Kept(self._connect())
+        with _FORK_GUARD, self._lock():
             try:
-                yield kept.connection
-            except BaseException:
-                kept.close()  # without a commit this rolls back
-                raise
-            if self._keeping:
-                kept.leave(self.path)
-                self._kept[os.getpid()] = kept
-            else:
-                kept.close()
+                with closing(self._connect()) as connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    yield Transaction(connection)
+                    connection.execute("COMMIT")  # closing without it rolls back
+            except sqlite3.Error as error:
+                raise LedgerError(_explain(self.path, error)) from error
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
         """Iterate over the rows after a sequence number; the lock is held for a page at a time."""
@@ -343,24 +250,8 @@ class Journal:
             after = page[-1].seq
 
     def _connect(self) -> sqlite3.Connection:
-        # mode=rw: a missing file is an error, not a fresh and empty ledger.
-        connection = sqlite3.connect(
-            f"{Path(self.path).as_uri()}?mode=rw",
-            uri=True,
-            timeout=_LOCK_TIMEOUT,
-            isolation_level=None,
-            check_same_thread=False,  # one thread at a time, under `_FORK_GUARD`
-        )
-        try:
-            connection.execute("PRAGMA journal_mode=DELETE")
-            # Without durability SQLite does not wait for the disk. What was written before kill -9
-            # survives in the page cache, in order, so only a power failure could undo a commit.
-            connection.execute(f"PRAGMA synchronous={'EXTRA' if self.durable else 'OFF'}")
-            connection.execute("PRAGMA fullfsync=ON")  # macOS: fsync alone stops at the drive cache
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        # DELETE: nothing beside the file is part of it between two transactions
+        return _connect(self.path, "DELETE", "EXTRA" if self.durable else "OFF")
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -411,19 +302,117 @@ class Journal:
                 "put the ledger on a local disk"
             )
 
-    def _explain(self, error: sqlite3.Error) -> str:
-        text = str(error)
-        if "full" in text or "I/O" in text:  # which of them: that depends on the file system
-            reason = (
-                f"{text} (the disk is full, a quota is used up, or a drive fails); make room and "
-                "run again: releases that were kept are not paid again"
+
+class States:
+    """Where the chains of plans are, in a file beside a ledger, for the process that answers them.
+
+    It is written at every answer: a write-ahead log waits for the disk once, and a ledger's journal
+    four times. `path` is the ledger's; `durable` as there. Plans go by the hash of their row in the
+    ledger, so that states of another ledger are nobody's.
+
+    *Guarantee.* `put` commits all or nothing before it returns, and only if no other process went
+    on meanwhile. A file without its log, which a copy may have lost, is refused. *Assumptions.* One
+    process at a time, which the owner's lock sees to: SQLite before 3.51.3 can lose what two
+    connections commit. *Weaknesses.* An older copy of the file is not recognised.
+    """
+
+    def __init__(self, path: str, durable: bool) -> None:
+        self.path = path + ".states"
+        log, synchronous = self.path + "-wal", "FULL" if durable else "OFF"
+        try:
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+            with open(self.path, "rb") as file:
+                logged = file.read(20)[18:] == b"\2\2"
+        except OSError as error:
+            raise LedgerError(f"{self.path} cannot be used: {error.strerror}") from None
+        if logged and not os.path.exists(log):
+            raise LedgerError(
+                f"{self.path} was copied without {log}, which has its newest part; bring both"
             )
-        elif "readonly" in text or "unable to open" in text:
-            reason = "it or its directory cannot be written; make that possible and run again"
-        elif "locked" in text:
-            reason = "another program has it open; close that program"
-        elif any(word in text for word in ("not a database", "malformed", "no such", "empty")):
-            reason = "it is damaged or not a ledger; restore a copy, or create one elsewhere"
-        else:
-            reason = text
-        return f"the ledger {self.path} cannot be used: {reason}. No record is read uncharged"
+        with self._explained():
+            self._connection = _connect(self.path, "WAL", synchronous)
+            self._connection.execute(_STATES)
+
+    def of(self, plan: str) -> dict[int, str]:
+        """Where the chains of a plan are."""
+        query = "SELECT chain, state FROM states WHERE plan = ? AND chain >= 0"
+        with self._explained():
+            return dict(self._connection.execute(query, (plan,)))
+
+    def put(self, plan: str, before: Mapping[int, str], after: Mapping[int, str]) -> None:
+        """Keep where chains are. LedgerError if one is not where it was `before`, or the plan was
+        ended.
+        """
+        marks = ", ".join("?" * (len(after) + 1))
+        query = f"SELECT chain, state FROM states WHERE plan = ? AND chain IN ({marks})"
+        with self._explained():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                kept = dict(self._connection.execute(query, (plan, _ENDED, *after)))
+                if _ENDED in kept:
+                    raise LedgerError("the plan was ended")
+                if kept != {chain: before[chain] for chain in after if chain in before}:
+                    raise LedgerError("another process answers for a chain")
+                rows = [(plan, chain, state) for chain, state in after.items()]
+                self._connection.executemany(_PUT, rows)
+                self._connection.execute("COMMIT")
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+
+    def end(self, plan: str) -> dict[int, str]:
+        """Where the chains of a plan are, for good."""
+        with self._explained():
+            self._connection.execute(_PUT, (plan, _ENDED, ""))
+        return self.of(plan)
+
+    def close(self) -> None:
+        """Leave one file, which can be moved without others."""
+        with self._explained(), closing(self._connection):
+            self._connection.execute("PRAGMA journal_mode=DELETE")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise LedgerError(_explain(self.path, error)) from error
+
+
+def _connect(path: str, journal: str, synchronous: str) -> sqlite3.Connection:
+    # mode=rw: a missing file is an error, not a fresh and empty ledger.
+    connection = sqlite3.connect(
+        f"{Path(path).as_uri()}?mode=rw",
+        uri=True,
+        timeout=_LOCK_TIMEOUT,
+        isolation_level=None,
+        check_same_thread=False,  # one thread at a time
+    )
+    try:
+        connection.execute(f"PRAGMA journal_mode={journal}")
+        # With OFF, SQLite does not wait for the disk. What was written before kill -9 survives in
+        # the page cache, in order, so only a power failure could undo a commit.
+        connection.execute(f"PRAGMA synchronous={synchronous}")
+        connection.execute("PRAGMA fullfsync=ON")  # macOS: fsync alone stops at the drive cache
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _explain(path: str, error: sqlite3.Error) -> str:
+    text = str(error)
+    if "full" in text or "I/O" in text:  # which of them: that depends on the file system
+        reason = (
+            f"{text} (the disk is full, a quota is used up, or a drive fails); make room and "
+            "run again: releases that were kept are not paid again"
+        )
+    elif "readonly" in text or "unable to open" in text:
+        reason = "it or its directory cannot be written; make that possible and run again"
+    elif "locked" in text:
+        reason = "another program has it open; close that program"
+    elif any(word in text for word in ("not a database", "malformed", "no such", "empty")):
+        reason = "it is damaged or not a ledger; restore a copy, or create one elsewhere"
+    else:
+        reason = text
+    return f"the ledger {path} cannot be used: {reason}. No record is read uncharged"

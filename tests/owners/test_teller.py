@@ -18,9 +18,9 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.owners.analyst import Here, _error_of
 from pymc_dp.owners.messages import unpacked
 from pymc_dp.owners.teller import Teller
-from pymc_dp.privacy.account import PREPARATION, Account
+from pymc_dp.privacy.account import PREPARATION
 from pymc_dp.privacy.accounting import GaussianEvent
-from pymc_dp.privacy.journal import Transaction
+from pymc_dp.privacy.journal import States, Transaction
 from tests.owners.common import (
     EPSILONS,
     MARKS,
@@ -443,13 +443,13 @@ def test_an_answer_that_could_not_be_kept_is_not_given(
         raise OSError("No space left on device")
 
     with monkeypatch.context() as context:
-        context.setattr(Account, "keep_states", full)
+        context.setattr(States, "put", full)
         assert "answer" not in ask(teller, agreed, question)
         assert "answer" not in ask(teller, agreed, question)
         assert "answer" not in ask(teller, agreed, {**question, "number": 1})
     first = ask(teller, agreed, question)
     assert first.keys() == {"answer"} or "out of its turn" in first["error"][1]
-    [state] = teller.budget.account.states(agreed).values()
+    [state] = teller.where(agreed)[2].values()
     assert json.loads(state)["answer"]
 
 
@@ -484,6 +484,31 @@ def test_a_charge_has_one_answer_without_the_lock_too(
     third = unlocked(model, monkeypatch)
     assert "was ended" in ask(third, 12, {**other, "number": 1})["error"][1]
     assert "error" in ask(two, 12, {**other, "number": 0})
+
+
+def test_chains_that_began_are_not_answered_without_their_states(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    dp.Ledger.create(path)
+    model = owner(0, ledger=path, resume=True)
+    first = Teller(model)
+    assert call(first, "agree", plan_message()) == {"found": {}}
+    question = {"chain": 0, "number": 0, "query": kick()}
+    assert "answer" in ask(first, 12, question)
+    spent = first.budget.account.read().spent
+    first.close()
+    (tmp_path / "ledger.states").rename(tmp_path / "away")
+    second = Teller(model)
+    for method, message in (
+        ("ask", {"plan": 12, "questions": [question]}),
+        ("close", {"plan": 12}),  # nobody knows what is unused
+        ("end_all", {}),
+    ):
+        assert call(second, method, message)["error"][0] == "LedgerError"
+    assert second.budget.account.read().spent == spent
+    second.close()
+    (tmp_path / "away").rename(tmp_path / "ledger.states")
+    third = Teller(model)
+    assert ask(third, 12, question) == first._plan(12).ask([question])[0]
 
 
 def test_who_has_closed_answers_no_more(teller: Teller, monkeypatch: pytest.MonkeyPatch) -> None:

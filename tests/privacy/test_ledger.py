@@ -30,6 +30,7 @@ from pymc_dp.privacy import journal
 from pymc_dp.privacy import meter as metering
 from pymc_dp.privacy.account import Account
 from pymc_dp.privacy.accounting import GaussianEvent, mu_from_budget, units_from_mu
+from pymc_dp.privacy.journal import States
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.meter import Meter
 
@@ -63,13 +64,6 @@ def ledger(tmp_path):
 @pytest.fixture
 def temporary():
     return Ledger.temporary()
-
-
-@pytest.fixture(params=["connected each time", "kept open"])
-def either(request, temporary):
-    if request.param == "kept open":
-        temporary.journal.keep_open()
-    return temporary
 
 
 class TestFile:
@@ -999,8 +993,8 @@ class TestProcesses:
         copy.begin_chain()
         assert meter.begin_iteration()
 
-    def test_a_fork_does_not_spend_its_parents_lease(self, either):
-        account = planned(either)
+    def test_a_fork_does_not_spend_its_parents_lease(self, temporary):
+        account = planned(temporary)
         meter = Meter(account, 1, {UNIT: 1}, {}, 100)
         meter.begin_chain()
         meter.begin_iteration()
@@ -1036,9 +1030,9 @@ class TestProcesses:
         assert run_python(code, pickle.dumps(meter)).split() == [b"10"]
         assert account.read().spent == 64 + 10
 
-    def test_forking_while_another_thread_charges(self, either):
+    def test_forking_while_another_thread_charges(self, temporary):
         """A child must not inherit a half-open transaction or a lock nobody will release."""
-        account = planned(either, cap=10**9)
+        account = planned(temporary, cap=10**9)
         stop = threading.Event()
         charged = 0
 
@@ -1056,10 +1050,10 @@ class TestProcesses:
             stop.set()
             thread.join()
         assert account.read().spent == charged + 15
-        either.verify()
+        temporary.verify()
 
-    def test_two_processes_never_pass_the_cap(self, either):
-        account = planned(either, cap=1003)
+    def test_two_processes_never_pass_the_cap(self, temporary):
+        account = planned(temporary, cap=1003)
 
         def spend():
             total = 0
@@ -1075,7 +1069,7 @@ class TestProcesses:
         for process in processes:
             process.join()
         assert 2 * sum(totals) == account.read().spent == 1002
-        either.verify()
+        temporary.verify()
 
     @pytest.mark.slow
     def test_four_writers_share_fairly(self, temporary):
@@ -1100,113 +1094,6 @@ class TestProcesses:
         assert sum(totals) == account.read().spent
         assert min(totals) >= 0.8 * sum(totals) / 4
 
-
-class TestKeptConnections:
-    """A process that commits all the time keeps a connection."""
-
-    def test_another_process_sees_each_commit_and_its_own_are_seen(self, ledger):
-        account = planned(ledger, cap=10**6)
-        ledger.journal.keep_open()
-        for round_ in range(1, 6):
-            assert account.lease(1, 1, 1) == 1
-            assert in_child(lambda: Ledger(ledger.path).verify()) == 3 + 2 * round_
-            assert in_child(lambda: account.lease(1, 1, 1)) == 1
-            assert account.read().spent == 2 * round_
-        ledger.journal.let_go()
-        assert ledger.verify() == 14
-
-    def test_other_connections_of_the_process_may_come_and_go(self, ledger):
-        """Closing a file lets go of this process's POSIX locks on it: SQLite must know."""
-        account = planned(ledger, cap=10**6)
-        ledger.journal.keep_open()
-        for _ in range(5):
-            account.lease(1, 1, 1)
-            assert Ledger.open(ledger.path).verify() == len(list(ledger.entries()))
-        lock = f"import fcntl; fcntl.flock(open({ledger.path + '.lock'!r}), fcntl.LOCK_EX | 4)"
-        with ledger.journal.transaction() as transaction:
-            Path(ledger.path).read_bytes()  # a backup: SQLite's locks of this process are gone
-            refused = subprocess.run([sys.executable, "-c", lock], capture_output=True)
-            assert b"BlockingIOError" in refused.stderr
-            transaction.append("lease", account.number, 1, {}, 1)
-        assert account.read().spent == 6
-        ledger.verify()
-
-    def test_a_file_that_was_moved_away_is_missed(self, ledger):
-        account = planned(ledger)
-        ledger.journal.keep_open()
-        account.lease(1, 1, 1)
-        os.rename(ledger.path, ledger.path + ".away")
-        with pytest.raises(LedgerError, match="missing"):
-            account.lease(1, 1, 1)
-        os.rename(ledger.path + ".away", ledger.path)
-        account.lease(1, 1, 1)
-        assert account.read().spent == 2
-
-    def test_a_file_in_its_place_is_the_ledger(self, ledger):
-        """What is charged goes where the name leads, and is not lost in a file without one."""
-        account = planned(ledger)
-        ledger.journal.keep_open()
-        account.lease(1, 1, 1)
-        copy = Path(ledger.path + ".copy")
-        copy.write_bytes(Path(ledger.path).read_bytes())
-        os.replace(copy, ledger.path)
-        account.lease(1, 1, 1)
-        assert account.read().spent == 2
-        assert in_child(lambda: Account(Ledger(ledger.path), account.number).read().spent) == 2
-
-    def test_a_copy_that_was_written_back_is_read_anew(self, ledger):
-        """Its change counter may be what the connection has cached pages of."""
-        account = planned(ledger)
-        backup = Path(ledger.path).read_bytes()
-        ledger.journal.keep_open()
-        for _ in range(3):
-            account.lease(1, 1, 1)
-        Path(ledger.path).write_bytes(backup)
-        for _ in range(3):
-            assert in_child(lambda: account.lease(1, 1, 2)) == 2
-        account.lease(1, 1, 1)
-        assert account.read().spent == 7
-        ledger.verify()
-
-    def test_others_have_their_turn(self, ledger):
-        account = planned(ledger, cap=10**9)
-        ledger.journal.keep_open()
-        stop = threading.Event()
-
-        def charge():
-            while not stop.is_set():
-                account.lease(1, 1, 1)
-                time.sleep(0.001)
-
-        def longest():
-            waits = []
-            for _ in range(20):
-                begin = time.perf_counter()
-                account.lease(1, 1, 1)
-                waits.append(time.perf_counter() - begin)
-            return max(waits)
-
-        thread = threading.Thread(target=charge)
-        thread.start()
-        try:
-            assert in_child(longest) < 5.0
-        finally:
-            stop.set()
-            thread.join()
-
-    def test_what_fails_leaves_nothing(self, ledger):
-        account = planned(ledger)
-        ledger.journal.keep_open()
-        account.lease(1, 1, 1)
-        for error in (KeyboardInterrupt, LedgerError("no"), sqlite3.OperationalError("disk full")):
-            with pytest.raises((KeyboardInterrupt, LedgerError)):
-                with ledger.journal.transaction() as transaction:
-                    transaction.append("lease", account.number, 1, {}, 1)
-                    raise error
-            assert account.read().spent == 1
-        assert account.lease(1, 1, 1) == 1
-        ledger.verify()
-
     def test_a_slow_processor_is_no_other_process(self, ledger, monkeypatch):
         """Only who had to wait for the lock lets others go first."""
         account, acquire, pauses = planned(ledger), filelock.FileLock.acquire, []
@@ -1221,3 +1108,90 @@ class TestKeptConnections:
             patch.setattr(time, "sleep", lambda pause: (pauses.append(pause), real(pause)))
             account.lease(1, 1, 1)
             assert pauses == [2 * journal._POLL]  # that of the test
+
+
+class TestStates:
+    """Where chains of an owner's plans are: beside the ledger, and not in it."""
+
+    @pytest.fixture
+    def states(self, ledger):
+        return States(ledger.path, durable=True)
+
+    def test_all_or_nothing_is_kept_and_found_again(self, ledger, states):
+        states.put("a", {}, {0: "zero", 1: "one"})
+        states.put("b", {}, {0: "another"})
+        with pytest.raises(LedgerError, match="another process"):
+            states.put("a", {0: "zero", 1: "old"}, {0: "next", 1: "next"})
+        with pytest.raises(LedgerError, match="another process"):
+            states.put("a", {}, {1: "next"})
+        states.put("a", {0: "zero"}, {0: "next", 2: "two"})
+        states.close()
+        assert not Path(states.path + "-wal").exists()
+        assert os.stat(states.path).st_mode & 0o777 == 0o600
+        again = States(ledger.path, durable=True)
+        assert again.of("a") == {0: "next", 1: "one", 2: "two"}
+        assert again.of("b") == {0: "another"}
+
+    def test_a_plan_that_was_ended_has_no_more_states(self, states):
+        states.put("a", {}, {0: "zero"})
+        assert states.end("a") == {0: "zero"}
+        for chain in (0, 1):
+            with pytest.raises(LedgerError, match="was ended"):
+                states.put("a", {0: "zero"}, {chain: "next"})
+        assert states.end("a") == states.of("a") == {0: "zero"}
+
+    def test_what_was_put_outlives_a_kill(self, ledger):
+        def put():
+            found = States(ledger.path, durable=True)
+            for k in range(5):
+                found.put("a", {0: str(k - 1)} if k else {}, {0: str(k)})
+            os.kill(os.getpid(), 9)
+
+        process = FORK.Process(target=put)
+        process.start()
+        process.join()
+        assert Path(ledger.path + ".states-wal").stat().st_size > 0
+        assert States(ledger.path, durable=True).of("a") == {0: "4"}
+
+    def test_a_copy_without_its_log_is_refused(self, ledger, states, tmp_path):
+        for name in ("", ".states", ".states-wal"):
+            (tmp_path / f"copy{name}").write_bytes(Path(ledger.path + name).read_bytes())
+        (tmp_path / "copy.states-wal").rename(tmp_path / "log")
+        with pytest.raises(LedgerError, match="bring both"):
+            States(str(tmp_path / "copy"), durable=True)
+        (tmp_path / "log").rename(tmp_path / "copy.states-wal")
+        States(str(tmp_path / "copy"), durable=True)
+
+    def test_a_fork_that_ends_leaves_the_log(self, ledger, states):
+        """SQLite merges a log into its file, and removes it, when the last process leaves."""
+        states.put("a", {}, {0: "zero"})
+
+        def end():
+            states._connection.close()
+
+        process = FORK.Process(target=end)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        states.put("a", {0: "zero"}, {0: "next"})
+        pid = os.fork()
+        if pid == 0:
+            os.kill(os.getpid(), 9)
+        os.waitpid(pid, 0)
+        shown = f"import sqlite3; print(*sqlite3.connect({states.path!r}).execute(" + (
+            "'SELECT state FROM states'))"
+        )
+        found = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True)
+        assert found.stdout == "('next',)\n"
+
+    def test_what_fails_leaves_nothing(self, states, monkeypatch):
+        states.put("a", {}, {0: "zero"})
+        with pytest.raises(LedgerError):
+            states.put("a", {0: "zero"}, {0: "next", 1: object()})
+        assert states.of("a") == {0: "zero"}
+        states.put("a", {0: "zero"}, {0: "next"})
+
+    def test_a_file_that_is_no_database_is_named(self, ledger):
+        Path(ledger.path + ".states").write_text("not a database, but long enough to be one")
+        with pytest.raises(LedgerError, match=r"\.states.*damaged"):
+            States(ledger.path, durable=True)
