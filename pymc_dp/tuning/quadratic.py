@@ -1,6 +1,7 @@
 """The quadratic form: two scores and a few curvatures, for budgets that pay for no more.
 
-Its chains never touch a record: prior times released likelihood is public, and NUTS samples it.
+Its chains never touch a record: prior times released likelihood is public. It is normal where the
+prior is, and NUTS samples it elsewhere.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from scipy.linalg import pinv, pinvh
 from pymc_dp.base.checks import warn
 from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import Coordinates, positive_part, root
+from pymc_dp.kernels import targets
 from pymc_dp.publication.explore import CHAINS, Explored, explore, in_support, log_likelihood
 from pymc_dp.publication.noise_aware import Likelihood, noisy_posterior
 from pymc_dp.rows.contributions import Curvature, ExpectedCurvature
@@ -46,7 +48,7 @@ _EXCESS = 0.15  # how much clipped scores exceed the bound, in units of it
 _TAIL = 0.03  # fraction of the curvatures that may be clipped, which makes intervals wider
 _TRIES = 100  # places near the initial point that are tried where there are no prior draws
 _SEED = 0  # seed of the draws: all is public
-_PRIOR_DRAWS = 4000  # number of draws of the prior, where nothing was learned
+_PRIOR_DRAWS = _NORMAL_DRAWS = 4000  # of the prior, where nothing was learned; of a normal target
 _UNTOUCHED = 0.8  # part of the prior's width from which on the records have said next to nothing
 
 
@@ -324,12 +326,40 @@ class Quadratic(Form):
         the noise in G. The same releases give the same draws. Raises KeyboardInterrupt however PyMC
         takes one, and SamplingError if NUTS cannot begin.
         """
+        if (drawn := self.normal(parts)) is not None:
+            return Explored(drawn, float(len(drawn)), apart=False)
         theta, at = parts.records.parameters.theta, self.coordinates
         rng = np.random.default_rng(_SEED)
         inside = rng.standard_normal((CHAINS, parts.engine.d)) * np.arange(CHAINS)[:, None] / CHAINS
         target = self.log_target(parts, theta)
         starts = in_support(theta, target, np.array([at.theta(w) for w in inside]), spare(parts))
         return shuffled(explore(theta, target, starts, _SEED + 1, at.scaling))
+
+    def normal(self, parts: ModelParts) -> np.ndarray | None:
+        """Draws of the target where the prior, and so the target, is normal; None elsewhere.
+
+        The log density of the prior is compared with that of its slope and curvature at the mode,
+        at draws of the prior and of the target.
+        """
+        if parts.prior_draws is None:
+            return None
+        at, zero = self.coordinates, np.zeros(parts.engine.d)
+        prior = parts.terms.with_coordinates(at)
+        bend = prior_curvature(parts.terms.gradient, at, step=1.0)
+        target = targets.Quadratic(prior, self.score, self.curvature, self.covariance)
+        try:
+            covariance = np.linalg.inv(bend + target.information)
+            width = np.linalg.cholesky(covariance)
+        except np.linalg.LinAlgError:
+            return None
+        drawn = np.random.default_rng(_SEED).standard_normal((_NORMAL_DRAWS, len(zero)))
+        drawn = covariance @ target.gradient(zero) + drawn @ width.T
+        known = np.linalg.solve(at.scaling, (parts.prior_draws - at.location).T).T
+        places = np.concatenate([drawn, known])
+        there = np.array([prior.log_density(w) for w in places])
+        fitted = places @ prior.gradient(zero) - np.vecdot(places @ bend, places) / 2.0
+        alike = np.allclose(there, prior.log_density(zero) + fitted, rtol=1e-6, atol=1e-6)
+        return at.location + drawn @ at.scaling.T if alike else None
 
     def log_target(self, parts: ModelParts, likelihood_of: Any) -> Any:
         """Symbolic log density of theta; the likelihood is a function of `likelihood_of`."""

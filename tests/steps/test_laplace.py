@@ -27,7 +27,7 @@ from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.tuning import forecast, quadratic
 from pymc_dp.tuning.forecast import whole_curvature
-from pymc_dp.tuning.model_parts import find_mode
+from pymc_dp.tuning.model_parts import ModelParts, find_mode
 from tests.selection import marked
 
 laplace_module = sys.modules["pymc_dp.steps.laplace"]  # `dp.laplace` is the function
@@ -231,6 +231,75 @@ def plan_of(budget: dp.PrivacyBudget) -> dict:
     plans = [e.payload["settings"] for e in budget.ledger.entries() if e.kind == "plan"]
     [plan] = [settings for settings in plans if "location" in settings]
     return plan
+
+
+def about(prior, **budget) -> tuple[SimpleNamespace, ModelParts]:
+    """What was released about a regression with this prior of its two slopes."""
+    with pm.Model() as model:
+        pm.Normal("y", np.ones((50, 2)) @ prior(), 1.0, observed=np.zeros(50))
+        parts = ModelParts(model, dp.PrivacyBudget(1.0, 1e-6, **budget))
+    released = SimpleNamespace(
+        coordinates=Coordinates(np.array([0.4, -0.3]), np.array([[0.5, 0.0], [0.2, 0.3]])),
+        score=np.array([1.0, -2.0]),
+        curvature=np.array([[2.0, 0.5], [0.5, 1.0]]),
+        covariance=np.array([[0.3, 0.1], [0.1, 0.2]]),
+    )
+    return released, parts
+
+
+def test_where_the_prior_is_normal_the_target_is_drawn_as_it_is():
+    """Means and covariances of 4000 draws, each with five entries: six standard errors, 1e-8."""
+
+    def prior():
+        first = pm.Normal("first", 1.0, 2.0)
+        return pt.stack([first, pm.Normal("second", 0.5 * first, 0.7)])
+
+    released, parts = about(prior)
+    drawn = quadratic.Quadratic.normal(released, parts)
+    at, precision = released.coordinates, np.linalg.inv([[4.0, 2.0], [2.0, 1.49]])
+    back = np.linalg.inv(at.scaling)
+    seen = back.T @ released.curvature
+    weight = np.linalg.inv(released.curvature + released.covariance)
+    slope = precision @ np.array([1.0, 0.5]) + seen @ weight @ (
+        released.score + released.curvature @ back @ at.location
+    )
+    covariance = np.linalg.inv(precision + seen @ weight @ seen.T)
+    z = np.linalg.solve(np.linalg.cholesky(covariance), (drawn - covariance @ slope).T)
+    assert np.abs(z.mean(axis=1)).max() < 6.0 / math.sqrt(len(drawn))
+    assert np.abs(z @ z.T / len(drawn) - np.eye(2)).max() < 6.0 * math.sqrt(2.0 / len(drawn))
+
+
+@pytest.mark.parametrize(
+    "of_second",
+    [
+        lambda: pm.HalfNormal("second", 1.0),
+        lambda: pm.Laplace("second", 0.0, 1.0),
+        lambda: pm.StudentT("second", 4.0),
+        lambda: pm.Uniform("second", -1.0, 1.0, default_transform=None),
+        lambda: pm.NormalMixture("second", [0.5, 0.5], [0.0, 30.0], 1.0),
+        lambda: pm.Normal("second", 0.0, pm.math.exp(pm.Normal("log sd"))),
+        lambda: pm.Flat("second"),
+    ],
+    ids=["half", "Laplace", "t", "uniform", "mixture", "hierarchy", "flat"],
+)
+def test_no_other_prior_is_taken_for_a_normal_one(of_second):
+    released, parts = about(lambda: pt.stack([pm.Normal("first"), of_second()]))
+    if parts.engine.d == 3:
+        released.coordinates = Coordinates(np.zeros(3), np.eye(3))
+        released.score, released.covariance = np.ones(3), np.eye(3)
+        released.curvature = np.diag([1.0, 1.0, 0.0])
+    assert quadratic.Quadratic.normal(released, parts) is None
+
+
+@pytest.mark.parametrize("law", [pm.Normal, pm.Cauchy])
+def test_public_outcomes_count(law):
+    def prior():
+        slopes = pm.Normal("slopes", shape=2)
+        law("known", slopes[1], 1.0, observed=[0.5, 3.0])
+        return slopes
+
+    released, parts = about(prior, public=["known"])
+    assert (quadratic.Quadratic.normal(released, parts) is None) == (law is pm.Cauchy)
 
 
 @pytest.mark.slow
