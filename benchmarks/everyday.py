@@ -9,12 +9,16 @@ ordinary scores over the records, and the widest of all sds in widths of the pri
     python -m benchmarks.everyday --repeats 10 --epsilon 2 --json everyday.json
     python -m benchmarks.everyday --records 2000 --epsilon 1
     python -m benchmarks.everyday --misspecified
+    python -m benchmarks.everyday --rehearse --repeats 4
+
+With ``--rehearse``, errors of rehearsals on made-up records stand beside those of the real runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +38,7 @@ from pymc_dp.rows.contributions import ConsistentScore
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.model_parts import ModelParts
 
-__all__ = ["measure", "misspecified", "passes"]
+__all__ = ["measure", "misspecified", "passes", "rehearsed"]
 
 CHAINS, DRAWS = 2, 500
 CLIPPING = {"consistent": "DPLangevin", "beyond the tail": "DPLangevin without"}
@@ -79,6 +83,40 @@ def measure(problem: Problem, epsilon: float, repeats: int, first: int = 1) -> d
             "forms": sorted({run["form"] for run in all_runs}),
         }
     return found
+
+
+def rehearsed(problem: Problem, epsilon: float, repeats: int, first: int = 1) -> dict[str, Any]:
+    """Root mean square errors of rehearsals, and of runs on records of the model."""
+    rehearsals, runs, said, forms = [], [], [], set()
+    for seed in range(first, first + repeats):
+        data = problem.data(seed)
+        exact = reference(problem, data, seed)
+        run = private_run(
+            problem, data, "DPLangevin", epsilon, chains=CHAINS, draws=DRAWS, seed=seed
+        )
+        theta = run.theta.reshape(-1, exact.draws.shape[1])
+        runs.append((theta.mean(axis=0) - exact.draws.mean(axis=0)) / exact.draws.std(axis=0))
+        with problem.model(data) as model:
+            dp.PrivacyBudget(epsilon, problem.delta, privacy_unit=data.arrays.get("unit"))
+        tried = dp.rehearse(
+            model, DRAWS, chains=CHAINS, cores=1, random_seed=seed, progressbar=False
+        )
+        rehearsals.append(tried.error)
+        said.append(tried.forecast.error if tried.forecast else math.nan)
+        forms |= {run.form, f"{tried.form} (rehearsed)"}
+    return {
+        "model": problem.name,
+        "epsilon": epsilon,
+        "records": problem.units,
+        "real": float(np.sqrt(np.mean(np.square(runs)))),
+        "rehearsed": float(np.sqrt(np.mean(np.square(rehearsals)))),
+        "each": {
+            "real": [float(np.sqrt(np.mean(run**2))) for run in runs],
+            "rehearsed": rehearsals,
+            "planned": said,
+        },
+        "forms": sorted(forms),
+    }
 
 
 def passes(problem: Problem, repeats: int = 5) -> float:
@@ -187,6 +225,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=20_000)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--misspecified", action="store_true", help="data of other models")
+    parser.add_argument("--rehearse", action="store_true", help="rehearsals beside real runs")
     parser.add_argument("--quick", action="store_true", help="two models, two repeats")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -199,6 +238,18 @@ def main() -> None:
             results.append(found)
             shifts = (f"{c}: {np.round(found[c], 1)}" for c in CLIPPING)
             print(f"{name}: {'; '.join(shifts)}", flush=True)
+    elif given.rehearse:
+        print("| model | planner | rehearsed | real | ratio |\n|---|---|---|---|---|")
+        problems = everyday(given.records)
+        for name in QUICK if given.quick else given.models:
+            found = rehearsed(problems[name], given.epsilon, repeats)
+            results.append(found)
+            print(
+                f"| {name.removeprefix('everyday_')} | {np.median(found['each']['planned']):.2f} "
+                f"| {found['rehearsed']:.2f} | {found['real']:.2f} "
+                f"| {found['rehearsed'] / found['real']:.2f} |",
+                flush=True,
+            )
     else:
         print("| model | planner | error | sd ratio | of prior | coverage | without | passes |")
         print("|---|---|---|---|---|---|---|---|")

@@ -260,7 +260,7 @@ def clip_l1(vectors: Array, units: float, bound: np.int64, total: Array) -> None
                 total[j] += entries[j]
 
 
-@compiled(error_model="numpy")
+@np.errstate(all="ignore")
 def count_norms(vectors: Array, squared_edges: Array, weight: np.int64, counts: Array) -> None:
     """Add `weight` for each of (d, n) vectors, to the one bin in which its norm is.
 
@@ -268,13 +268,11 @@ def count_norms(vectors: Array, squared_edges: Array, weight: np.int64, counts: 
     in the first. Sensitivity: a norm depends on its column alone, so replacing one vector moves the
     counts by sqrt(2) `weight` in l2 norm, and adding or removing one by `weight`.
     """
-    d, n = vectors.shape
-    squares = np.zeros(n)
-    for j in range(d):
-        for i in range(n):
-            squares[i] += vectors[j, i] * vectors[j, i]
-    for place in np.searchsorted(squared_edges, np.nan_to_num(squares), side="right"):
-        counts[place] += weight
+    squares = np.zeros(vectors.shape[1])
+    for entries in vectors:
+        squares += entries * entries
+    places = np.searchsorted(squared_edges, np.nan_to_num(squares), side="right")
+    counts += weight * np.bincount(places, minlength=len(counts))
 
 
 # -- sums: what one unit may add, and the noise that hides it -------------------------------------
