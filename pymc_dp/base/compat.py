@@ -25,6 +25,7 @@ from pymc.util import get_random_generator
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 try:  # PyTensor 3
     from pytensor.gradient import pushforward as pushforward
@@ -145,10 +146,38 @@ def working(what: str, progressbar: bool) -> Iterator[None]:
 # -- step methods --------------------------------------------------------------------------------
 
 
-class CompiledStep(BlockedStep):
-    """A step method whose compiled functions are made again where a copy arrives."""
+class NamedStep(BlockedStep):
+    """A step method that users ask for, with statistics of its own in the progress bar."""
 
     default_blocked = True
+    #: Titles and formats, by name of the statistic.
+    _shown: Mapping[str, tuple[str, str]] = {}
+
+    @staticmethod
+    def competence(var: Any, has_grad: bool = False) -> Competence:
+        """Never chosen automatically."""
+        return Competence.INCOMPATIBLE
+
+    def _about_to_sample(self, call: SampleCall | None) -> None:
+        """``pm.sample`` was called, this way if it can be told."""
+
+    def _progressbar_config(
+        self, n_chains: int = 1
+    ) -> tuple[list[TextColumn], dict[str, list[float]]]:
+        self._about_to_sample(sample_call())
+        columns = [
+            TextColumn(f"{{task.fields[{name}]:{form}}}", table_column=Column(title, ratio=1))
+            for name, (title, form) in self._shown.items()
+        ]
+        return columns, {name: [0.0] * n_chains for name in self._shown}
+
+    def _make_progressbar_update_functions(self) -> tuple[Any, ...]:
+        return (lambda stats: {name: stats[name] for name in self._shown},)
+
+
+class CompiledStep(NamedStep):
+    """A step method whose compiled functions are made again where a copy arrives."""
+
     _state_class = StepMethodState  # all that moves are variables of the model
     #: Attributes that :meth:`_compile` makes, and that are never pickled.
     _made: tuple[str, ...] = ()
@@ -163,6 +192,10 @@ class CompiledStep(BlockedStep):
     def _begin(self) -> None:
         """Begin a chain with the generator that it was given."""
 
+    def _about_to_sample(self, call: SampleCall | None) -> None:
+        if call is not None:
+            self._planned = call.draws + call.tune
+
     def set_rng(self, rng: Any) -> None:
         """Begin a chain with its generator (PyMC 5)."""
         self.rng = get_random_generator(rng, copy=False)
@@ -172,11 +205,6 @@ class CompiledStep(BlockedStep):
         """Begin a chain (PyMC 6)."""
         self._planned = tune + draws
         self.set_rng(rng)
-
-    @staticmethod
-    def competence(var: Any, has_grad: bool = False) -> Competence:
-        """Never chosen automatically: the user says which variables it moves."""
-        return Competence.INCOMPATIBLE
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,6 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.util import get_random_generator, get_value_vars_from_user_vars
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
-from rich.progress import TextColumn
-from rich.table import Column
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_integer
@@ -54,7 +52,6 @@ _PROPOSALS: dict[str, Callable[[Reading], Offers]] = {
     "enumerate": Enumerate,
     "soma": Soma,
 }
-_SHOWN = {"dp_acceptance": "Moved", "dp_min_log_alpha": "Min log α"}  # in the progress bar
 _LARGE = 2**28  # bytes of stored records above which the user is warned
 _FEW_DRAWS = 100.0  # below which a parameter is said to mix badly
 _FULL = 0.001  # fraction of iterations with all records above which the user is warned
@@ -135,6 +132,10 @@ class PrivacyAwareGibbs(CompiledStep):
     """
 
     name = "privacy_aware_gibbs"
+    _shown: Mapping[str, tuple[str, str]] = {
+        "dp_acceptance": ("Moved", ".2f"),
+        "dp_min_log_alpha": ("Min log α", ".2f"),
+    }
     stats_dtypes_shapes: dict[str, Any] = {  # noqa: RUF012 - PyMC reads it from the class
         "dp_acceptance": (np.float64, []),
         "dp_min_log_alpha": (np.float64, []),
@@ -355,23 +356,10 @@ class PrivacyAwareGibbs(CompiledStep):
             f"off: {self._centred}"
         )
 
-    def _progressbar_config(
-        self, n_chains: int = 1
-    ) -> tuple[list[TextColumn], dict[str, list[float]]]:
-        call = _compat.sample_call()
-        if call is not None:
-            self._planned = call.draws + call.tune
-            self._warn_of_storage(call)
-        columns = [
-            TextColumn(f"{{task.fields[{name}]:.2f}}", table_column=Column(title, ratio=1))
-            for name, title in _SHOWN.items()
-        ]
-        return columns, {name: [0.0] * n_chains for name in _SHOWN}
-
-    def _make_progressbar_update_functions(self) -> tuple[Any, ...]:
-        return (lambda stats: {name: stats[name] for name in _SHOWN},)
-
-    def _warn_of_storage(self, call: _compat.SampleCall) -> None:
+    def _about_to_sample(self, call: _compat.SampleCall | None) -> None:
+        super()._about_to_sample(call)
+        if call is None:
+            return
         stored = {getattr(v, "name", v) for v in call.var_names or ()}
         sizes = {
             rv.name: x.nbytes

@@ -13,11 +13,9 @@ import numpy as np
 import pymc as pm
 from pymc.model import Model
 from pymc.stats.convergence import SamplerWarning, WarningType
-from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
+from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
 from pymc.util import get_random_generator, get_value_vars_from_user_vars
-from rich.progress import TextColumn
-from rich.table import Column
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.base import threads
@@ -86,7 +84,7 @@ def required(sampler: str, **values: Any) -> None:
         )
 
 
-class PrivateStep(BlockedStep):
+class PrivateStep(_compat.NamedStep):
     """Base class of the private step methods.
 
     A subclass names its releases in :meth:`_releases`, makes the state of a chain in
@@ -94,7 +92,10 @@ class PrivateStep(BlockedStep):
     """
 
     name = "private"
-    default_blocked = True
+    _shown: Mapping[str, tuple[str, str]] = {
+        "dp_epsilon": ("ε ≤", ".3f"),
+        "dp_accept_rate": ("Accepted", ".2f"),
+    }
     stats_dtypes_shapes: dict[str, Any] = {  # noqa: RUF012 - PyMC reads it from the class
         "dp_accept_rate": (np.float64, []),
         "dp_accepted": (bool, []),
@@ -545,10 +546,9 @@ class PrivateStep(BlockedStep):
             self._epsilon_at = ((self._run, done), epsilon)
         return self._epsilon_at[1]
 
-    def _check_plan(self) -> None:
+    def _about_to_sample(self, call: _compat.SampleCall | None) -> None:
         """Check, in the parent process before a chain starts, that this is the planned run."""
         plan = self.plan
-        call = _compat.sample_call()
         expected = (
             f"pm.sample(draws={plan.draws}, tune={plan.tune}, chains={plan.chains}, step=step)"
         )
@@ -594,30 +594,7 @@ class PrivateStep(BlockedStep):
             batches=None if plan.batches is None else plan.batches.to_dict(),
         )
 
-    def _progressbar_config(
-        self, n_chains: int = 1
-    ) -> tuple[list[TextColumn], dict[str, list[float]]]:
-        self._check_plan()
-        columns = [
-            TextColumn("{task.fields[dp_epsilon]:.3f}", table_column=Column("ε ≤", ratio=1)),
-            TextColumn(
-                "{task.fields[dp_accept_rate]:.2f}", table_column=Column("Accepted", ratio=1)
-            ),
-        ]
-        return columns, {"dp_epsilon": [0.0] * n_chains, "dp_accept_rate": [0.0] * n_chains}
-
-    def _make_progressbar_update_functions(self) -> tuple[Any, ...]:
-        def update(stats: dict[str, Any]) -> dict[str, float]:
-            return {name: stats[name] for name in ("dp_epsilon", "dp_accept_rate")}
-
-        return (update,)
-
     # -- PyMC -----------------------------------------------------------------------------------
-
-    @staticmethod
-    def competence(var: Any, has_grad: bool = False) -> Competence:
-        """Never chosen automatically: a private step needs a plan."""
-        return Competence.INCOMPATIBLE
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = {

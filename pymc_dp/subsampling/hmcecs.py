@@ -12,10 +12,7 @@ from pymc.model import Model
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.step_sizes import DualAverageAdaptation
 from pymc.util import get_random_generator
-from rich.progress import TextColumn
-from rich.table import Column
 
-from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_integer, check_number, check_positive
 from pymc_dp.base.compat import CompiledStep
 from pymc_dp.subsampling.estimates import PERTURBED, Sampled, first_records
@@ -129,6 +126,11 @@ class HMCECS(CompiledStep):
     """
 
     name = "hmc_ecs"
+    _shown: Mapping[str, tuple[str, str]] = {
+        "step_size": ("Step", ".3f"),
+        "acceptance_rate": ("Accept", ".3f"),
+        "sigma2": ("σ²", ".3f"),
+    }
     default_tune_steps = 300
     stats_dtypes_shapes: dict[str, Any] = {  # noqa: RUF012 - PyMC reads it from the class
         "acceptance_rate": (np.float64, []),
@@ -440,25 +442,6 @@ class HMCECS(CompiledStep):
                 "correlated. Use another parameterisation, lower target_accept, or NUTS."
             )
         return SamplerWarning(WarningType.CONVERGENCE, message, level) if message else None
-
-    def _progressbar_config(
-        self, n_chains: int = 1
-    ) -> tuple[list[TextColumn], dict[str, list[float]]]:
-        call = _compat.sample_call()
-        if call is not None:
-            self._planned = call.draws + call.tune
-        shown = {"step_size": "Step", "acceptance_rate": "Accept", "sigma2": "σ²"}
-        columns = [
-            TextColumn(f"{{task.fields[{name}]:.3f}}", table_column=Column(title, ratio=1))
-            for name, title in shown.items()
-        ]
-        return columns, {name: [0.0] * n_chains for name in shown}
-
-    def _make_progressbar_update_functions(self) -> tuple[Any, ...]:
-        def update(stats: dict[str, Any]) -> dict[str, float]:
-            return {name: stats[name] for name in ("step_size", "acceptance_rate", "sigma2")}
-
-        return (update,)
 
 
 def _at_most(size: float) -> int:
