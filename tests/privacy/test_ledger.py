@@ -586,6 +586,18 @@ class TestLeases:
             account.give_back(2, 10, 1)
         assert account.lease(1, 10, 10) == 4
 
+    def test_runs_whose_chains_charge_are_not_ended_for_them(self, ledger):
+        """Where chains of an owner's own run are is not known beside the ledger."""
+        account = planned(ledger)
+        account.begin_chain(1)
+        account.lease(1, 10, 10)
+        account.record_plan(2, {"chains": 4})
+        account.lease_run(2, [(10, 10)])
+        account.begin_chains(2, [0])
+        assert account.unended() == [2]
+        account.end_run(2, [])
+        assert account.unended() == []
+
     @pytest.mark.parametrize("bad", [-1, 1.0, True, "1"])
     def test_bad_amounts(self, ledger, bad):
         account = planned(ledger)
