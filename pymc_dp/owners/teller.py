@@ -263,10 +263,10 @@ class _AgreedPlan:
             states = {k: canonical(chain.state) for k, chain in self._unkept.items()}
             self._teller.states.put(self._key, self._kept, states)
             self._kept.update(states)
-            if new := states.keys() - self._begun:
-                self._teller.budget.account.begin_chains(self.plan.plan_id, sorted(new))
-                self._begun.update(new)
             self._unkept.clear()
+        if new := self._kept.keys() - self._begun:  # also those of a process that ended before this
+            self._teller.budget.account.begin_chains(self.plan.plan_id, sorted(new))
+            self._begun.update(new)
         return given
 
     def _chain(self, question: Any) -> tuple[int, _Chain]:

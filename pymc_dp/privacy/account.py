@@ -394,13 +394,14 @@ class Account:
             return {entry.kind for entry in rows}
 
     def unended(self) -> list[int]:
-        """Plans of chains that were charged and not ended."""
+        """Plans that were charged as a whole and not ended."""
         with self.ledger.journal.transaction() as transaction:
-            charged, ended = (
-                {e.plan for e in transaction.rows(kind, account=self.number)}
-                for kind in ("lease", "finish")
+            charged, ended, begun = (
+                transaction.rows(kind, account=self.number) for kind in ("lease", "finish", "chain")
             )
-        return sorted(plan for plan in charged - ended if plan is not None)
+        # chains of a run (`begin_run`) charge for themselves, and return what is unused
+        others = {e.plan for e in (*ended, *(e for e in begun if "run" in e.payload))}
+        return sorted({e.plan for e in charged if e.plan is not None} - others)
 
     def give_back(self, plan_id: int, cost: int, unused: int) -> None:
         """Return leased iterations that were never begun; LedgerError if fewer were charged."""

@@ -28,6 +28,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
@@ -251,7 +252,7 @@ class Journal:
 
     def _connect(self) -> sqlite3.Connection:
         # DELETE: nothing beside the file is part of it between two transactions
-        return _connect(self.path, "DELETE", "EXTRA" if self.durable else "OFF")
+        return _connect(self.path, "DELETE", self.durable)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -311,18 +312,20 @@ class States:
     ledger, so that states of another ledger are nobody's.
 
     *Guarantee.* `put` commits all or nothing before it returns, and only if no other process went
-    on meanwhile. A file without its log, which a copy may have lost, is refused. *Assumptions.* One
-    process at a time, which the owner's lock sees to: SQLite before 3.51.3 can lose what two
-    connections commit. *Weaknesses.* An older copy of the file is not recognised.
+    on meanwhile, and the file is where it was. A file without its log, which a copy may have lost,
+    is refused: the file itself says whether a log has its newest part (``user_version``), wherever
+    a process was killed. *Assumptions.* One process at a time, which the owner's lock sees to:
+    SQLite before 3.51.3 can lose what two connections commit. *Weaknesses.* An older copy of the
+    file is not recognised.
     """
 
     def __init__(self, path: str, durable: bool) -> None:
         self.path = path + ".states"
-        log, synchronous = self.path + "-wal", "FULL" if durable else "OFF"
+        log = self.path + "-wal"
         try:
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
-            with open(self.path, "rb") as file:
-                logged = file.read(20)[18:] == b"\2\2"
+            with open(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600), "rb") as file:
+                self._file = os.fstat(file.fileno())
+                logged = any(file.read(64)[60:])
         except OSError as error:
             raise LedgerError(f"{self.path} cannot be used: {error.strerror}") from None
         if logged and not os.path.exists(log):
@@ -330,8 +333,12 @@ class States:
                 f"{self.path} was copied without {log}, which has its newest part; bring both"
             )
         with self._explained():
-            self._connection = _connect(self.path, "WAL", synchronous)
+            self._connection = _connect(self.path, "WAL", durable)
+            # also if nobody closes it: SQLite removes the log then
+            self._merge = finalize(self, _merge, self._connection, os.getpid())
             self._connection.execute(_STATES)
+            self._connection.execute("PRAGMA user_version=1")
+            self._connection.execute("PRAGMA wal_checkpoint(FULL)")
 
     def of(self, plan: str) -> dict[int, str]:
         """Where the chains of a plan are."""
@@ -340,12 +347,14 @@ class States:
             return dict(self._connection.execute(query, (plan,)))
 
     def put(self, plan: str, before: Mapping[int, str], after: Mapping[int, str]) -> None:
-        """Keep where chains are. LedgerError if one is not where it was `before`, or the plan was
-        ended.
+        """Keep where chains are. LedgerError if one is not where it was `before`, the plan was
+        ended, or the file was moved: another process may have it.
         """
         marks = ", ".join("?" * (len(after) + 1))
         query = f"SELECT chain, state FROM states WHERE plan = ? AND chain IN ({marks})"
         with self._explained():
+            if not self._in_place():
+                raise LedgerError(f"{self.path} was moved or replaced; stop, and start again")
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 kept = dict(self._connection.execute(query, (plan, _ENDED, *after)))
@@ -368,18 +377,32 @@ class States:
 
     def close(self) -> None:
         """Leave one file, which can be moved without others."""
-        with self._explained(), closing(self._connection):
-            self._connection.execute("PRAGMA journal_mode=DELETE")
+        with self._explained():
+            self._merge()
+
+    def _in_place(self) -> bool:
+        with suppress(OSError):
+            return os.path.samestat(os.stat(self.path), self._file)
+        return False
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
         try:
-            yield
+            with _FORK_GUARD:
+                yield
         except sqlite3.Error as error:
             raise LedgerError(_explain(self.path, error)) from error
 
 
-def _connect(path: str, journal: str, synchronous: str) -> sqlite3.Connection:
+def _merge(connection: sqlite3.Connection, process: int) -> None:
+    """Close, and leave one file. It says so when it has all that the log has, and not before."""
+    if os.getpid() == process:
+        with closing(connection):
+            connection.execute("PRAGMA wal_checkpoint(FULL)")
+            connection.execute("PRAGMA user_version=0")
+
+
+def _connect(path: str, journal: str, durable: bool) -> sqlite3.Connection:
     # mode=rw: a missing file is an error, not a fresh and empty ledger.
     connection = sqlite3.connect(
         f"{Path(path).as_uri()}?mode=rw",
@@ -392,7 +415,7 @@ def _connect(path: str, journal: str, synchronous: str) -> sqlite3.Connection:
         connection.execute(f"PRAGMA journal_mode={journal}")
         # With OFF, SQLite does not wait for the disk. What was written before kill -9 survives in
         # the page cache, in order, so only a power failure could undo a commit.
-        connection.execute(f"PRAGMA synchronous={synchronous}")
+        connection.execute(f"PRAGMA synchronous={'EXTRA' if durable else 'OFF'}")
         connection.execute("PRAGMA fullfsync=ON")  # macOS: fsync alone stops at the drive cache
     except BaseException:
         connection.close()

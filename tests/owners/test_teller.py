@@ -18,7 +18,7 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.owners.analyst import Here, _error_of
 from pymc_dp.owners.messages import unpacked
 from pymc_dp.owners.teller import Teller
-from pymc_dp.privacy.account import PREPARATION
+from pymc_dp.privacy.account import PREPARATION, Account
 from pymc_dp.privacy.accounting import GaussianEvent
 from pymc_dp.privacy.journal import States, Transaction
 from tests.owners.common import (
@@ -509,6 +509,32 @@ def test_chains_that_began_are_not_answered_without_their_states(tmp_path: Path)
     (tmp_path / "away").rename(tmp_path / "ledger.states")
     third = Teller(model)
     assert ask(third, 12, question) == first._plan(12).ask([question])[0]
+
+
+def test_a_chain_is_not_answered_before_the_ledger_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger"
+    dp.Ledger.create(path)
+    model = owner(0, ledger=path, resume=True)
+    first = Teller(model)
+    assert call(first, "agree", plan_message()) == {"found": {}}
+    question = {"chain": 0, "number": 0, "query": kick()}
+
+    def dies(*args: Any) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(Account, "begin_chains", dies)
+        assert "answer" not in ask(first, 12, question)
+    first.close()  # the state was kept
+    second = Teller(model)
+    assert "answer" in ask(second, 12, question)
+    second.close()
+    (tmp_path / "ledger.states").unlink()
+    third = Teller(model)
+    assert ask(third, 12, question)["error"][0] == "LedgerError"
+    assert call(third, "close", {"plan": 12})["error"][0] == "LedgerError"
 
 
 def test_who_has_closed_answers_no_more(teller: Teller, monkeypatch: pytest.MonkeyPatch) -> None:

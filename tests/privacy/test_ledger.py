@@ -586,6 +586,18 @@ class TestLeases:
             account.give_back(2, 10, 1)
         assert account.lease(1, 10, 10) == 4
 
+    def test_runs_whose_chains_charge_are_not_ended_for_them(self, ledger):
+        """Where chains of an owner's own run are is not known beside the ledger."""
+        account = planned(ledger)
+        account.begin_chain(1)
+        account.lease(1, 10, 10)
+        account.record_plan(2, {"chains": 4})
+        account.lease_run(2, [(10, 10)])
+        account.begin_chains(2, [0])
+        assert account.unended() == [2]
+        account.end_run(2, [])
+        assert account.unended() == []
+
     @pytest.mark.parametrize("bad", [-1, 1.0, True, "1"])
     def test_bad_amounts(self, ledger, bad):
         account = planned(ledger)
@@ -1162,11 +1174,53 @@ class TestStates:
         (tmp_path / "log").rename(tmp_path / "copy.states-wal")
         States(str(tmp_path / "copy"), durable=True)
 
+    def test_who_does_not_close_leaves_one_file_too(self, ledger):
+        """As by Ctrl-C, or where a notebook is started again."""
+        put = "import sys\nfrom pymc_dp.privacy.journal import States\n" + (
+            "states = States(sys.argv[1], True)\nstates.put('a', {}, {0: 'zero'})"
+        )
+        subprocess.run([sys.executable, "-c", put, ledger.path], check=True)
+        states = States(ledger.path, durable=True)
+        states.put("a", {0: "zero"}, {0: "next"})
+        del states
+        again = States(ledger.path, durable=True)
+        assert again.of("a") == {0: "next"}
+        for _ in range(2):
+            again.close()
+        assert not Path(again.path + "-wal").exists()
+
+    def test_who_is_killed_while_it_opens_or_closes_can_begin_again(self, ledger):
+        def restart():
+            while True:
+                States(ledger.path, durable=True).close()
+
+        rng = np.random.default_rng(0)
+        for _ in range(20):
+            process = FORK.Process(target=restart)
+            process.start()
+            time.sleep(rng.uniform(0.0, 0.2))
+            process.kill()
+            process.join()
+            States(ledger.path, durable=True).close()
+
+    def test_a_file_that_was_moved_is_not_written(self, ledger, states, tmp_path):
+        """Moved to another disk, say: another process may go on with it there."""
+        states.put("a", {}, {0: "zero"})
+        for name in (".states", ".states-wal"):
+            (tmp_path / f"copy{name}").write_bytes(Path(ledger.path + name).read_bytes())
+        Path(states.path).unlink()
+        with pytest.raises(LedgerError, match="moved or replaced"):
+            states.put("a", {0: "zero"}, {0: "next"})
+        (tmp_path / "copy.states").rename(states.path)
+        with pytest.raises(LedgerError, match="moved or replaced"):
+            states.put("a", {0: "zero"}, {0: "next"})
+
     def test_a_fork_that_ends_leaves_the_log(self, ledger, states):
         """SQLite merges a log into its file, and removes it, when the last process leaves."""
         states.put("a", {}, {0: "zero"})
 
         def end():
+            states.close()
             states._connection.close()
 
         process = FORK.Process(target=end)
@@ -1174,6 +1228,9 @@ class TestStates:
         process.join()
         assert process.exitcode == 0
         states.put("a", {0: "zero"}, {0: "next"})
+        Path(ledger.path + "2.states").write_bytes(Path(states.path).read_bytes())
+        with pytest.raises(LedgerError, match="bring both"):
+            States(ledger.path + "2", durable=True)
         pid = os.fork()
         if pid == 0:
             os.kill(os.getpid(), 9)

@@ -302,6 +302,26 @@ def test_public_outcomes_count(law):
     assert (quadratic.Quadratic.normal(released, parts) is None) == (law is pm.Cauchy)
 
 
+def test_a_constant_hides_no_prior():
+    """The log density of these outcomes is -5e9, whatever the slopes are."""
+
+    def prior():
+        pm.Normal("known", 0.0, 1.0, observed=[1e5])
+        return pm.StudentT("slopes", 4.0, shape=2)
+
+    released, parts = about(prior, public=["known"])
+    assert quadratic.Quadratic.normal(released, parts) is None
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_prior_without_end_is_no_normal_one():
+    """Some draws of this one are 0, and their logarithm is infinite."""
+    released, parts = about(lambda: pt.stack([pm.Normal("first"), pm.Gamma("second", 1e-3, 1e-3)]))
+    released.coordinates = Coordinates(np.zeros(2), np.eye(2))
+    assert np.isinf(parts.prior_draws).any()
+    assert quadratic.Quadratic.normal(released, parts) is None
+
+
 @pytest.mark.slow
 def test_many_parameters_are_explored():
     """The mass matrix of the first 101 draws is singular in 120 dimensions, and chains stood still.
