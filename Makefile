@@ -1,4 +1,4 @@
-# make demo | test | lint | docs | clean
+# make demo | test | lint | docs | replications | clean
 #
 # Each target makes its own virtual environment in $(VENV), installs what it needs (again only when
 # pyproject.toml changed), and runs. Nothing is installed outside $(VENV).
@@ -29,13 +29,14 @@ export OMP_NUM_THREADS
 VENV_PYTHON := $(VENV)/bin/python
 PIP_INSTALL := $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input
 
-.PHONY: help demo test lint docs clean
+.PHONY: help demo test lint docs replications clean
 
 help:
 	@echo "make demo    run the quickstart on real data; results go to quickstart_output/"
 	@echo "make test    run the tests that are not marked slow"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the documentation, with its notebooks run, in docs/_build/html"
+	@echo "make replications    the papers' tables with few repeats, a few minutes each"
 	@echo "make clean   remove the virtual environment and caches"
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) DOCS_DRAWS=$(DOCS_DRAWS) PYTEST_ARGS='...'"
 
@@ -57,6 +58,12 @@ lint: $(VENV)/.installed-lint
 docs: $(VENV)/.installed-docs
 	PYMC_DP_DOCS_DRAWS=$(DOCS_DRAWS) $(VENV_PYTHON) -m sphinx -n -W --keep-going -q docs docs/_build/html
 	$(VENV_PYTHON) docs/check_links.py docs/_build/html
+
+PAPERS := dp_hmc_2021 thesis_2021 penalty_2017 hmc_ecs_2019 gibbs_2022
+replications: $(VENV)/.installed-test
+	for paper in $(PAPERS); do \
+	    timeout 240 $(VENV_PYTHON) -m replications $$paper --quick || exit; \
+	done
 
 $(VENV)/.installed-demo: EXTRAS = examples
 $(VENV)/.installed-test: EXTRAS = test,accounting,distributed,owners

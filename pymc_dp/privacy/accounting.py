@@ -198,7 +198,7 @@ def _check_mu(mu: object) -> float:
     return value
 
 
-def _delta_upper(epsilon: float, mu: float) -> float:
+def delta_from_mu(epsilon: float, mu: float) -> float:
     """Upper bound of delta(epsilon; mu), within about 1e-12 (1 + 1/mu) relative of it. With a =
     mu/2 - epsilon/mu and s = mu/2 + epsilon/mu, e^epsilon phi(s) = phi(a), hence e^epsilon Phi(-s)
     = exp(-a²/2) erfcx(s/sqrt 2)/2. So e^epsilon, which overflows, is not needed.
@@ -232,32 +232,22 @@ def _delta_upper(epsilon: float, mu: float) -> float:
     return min(1.0, (value + error) * (1 + 4 * _ROUNDOFF) + 4 * _SMALLEST)
 
 
-def delta_from_mu(epsilon: float, mu: float) -> float:
-    """Smallest delta for which mu-GDP implies (epsilon, delta)-DP, rounded up. Above the exact
-    value by a relative 1e-12 (1 + 1/mu) or so.
-    """
-    value = check_number("epsilon", epsilon)
-    if value < 0:
-        raise ValueError(f"epsilon must not be negative, not {value}")
-    return _delta_upper(value, _check_mu(mu))
-
-
 def epsilon_from_mu(mu: float, delta: float) -> float:
     """Smallest epsilon >= 0 for which mu-GDP implies (epsilon, delta)-DP, rounded up."""
     mu, delta = _check_mu(mu), check_delta(delta)
-    if _delta_upper(0.0, mu) <= delta:
+    if delta_from_mu(0.0, mu) <= delta:
         return 0.0
     # delta <= Phi(a) <= exp(-a²/2)/2, so this start holds but for rounding.
     high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
-    while _delta_upper(high, mu) > delta:
+    while delta_from_mu(high, mu) > delta:
         high *= 2
         if math.isinf(high):
             raise ValueError(f"mu = {mu} is too large to be expressed as an epsilon")
-    while high > 1e-300 and _delta_upper(high / 2, mu) <= delta:
+    while high > 1e-300 and delta_from_mu(high / 2, mu) <= delta:
         high /= 2
     low = high / 2
     while low < (middle := low + (high - low) / 2) < high:
-        if _delta_upper(middle, mu) <= delta:
+        if delta_from_mu(middle, mu) <= delta:
             high = middle
         else:
             low = middle
@@ -268,13 +258,13 @@ def mu_from_budget(epsilon: float, delta: float) -> float:
     """Largest mu for which mu-GDP implies (epsilon, delta)-DP, rounded down."""
     epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     low = 1.0
-    while _delta_upper(epsilon, low) > delta:
+    while delta_from_mu(epsilon, low) > delta:
         low /= 2
-    while _delta_upper(epsilon, 2 * low) <= delta:
+    while delta_from_mu(epsilon, 2 * low) <= delta:
         low *= 2
     high = 2 * low
     while low < (middle := low + (high - low) / 2) < high:
-        if _delta_upper(epsilon, middle) <= delta:
+        if delta_from_mu(epsilon, middle) <= delta:
             low = middle
         else:
             high = middle
