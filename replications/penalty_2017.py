@@ -463,72 +463,68 @@ def rows_of(
     ]
 
 
+def repeated(
+    problem: Problem, data: Data, sampler: type, size: Size, **settings: Any
+) -> list[Chains]:
+    """Runs with the same records, each with a budget of its own."""
+    return [
+        sampled(
+            problem,
+            with_budget(problem, data, problem.epsilon),
+            sampler,
+            size.draws,
+            CHAINS,
+            seed,
+            **settings,
+        )
+        for seed in range(size.repeats)
+    ]
+
+
+def mean_effective(runs: Sequence[Chains]) -> float:
+    """Effective draws of a run, on average over repeats."""
+    return float(np.mean([chains.effective for chains in runs]))
+
+
 def beta_bernoulli(found: Found, size: Size) -> None:
-    """Algorithm 3 beside Algorithm 1, with the same budget; and with the noise of Theorem 3."""
+    """Algorithm 3 beside Algorithm 1, with the same budget."""
     where, problem, k = "Beta-Bernoulli", coin(COIN), CHAINS * size.draws
     data = problem.data(1)
     exact, epsilon = coin_posterior(data), problem.epsilon
-    multipliers = {name: smallest_multiplier(name, epsilon, k, DELTA) for name in (EXACT, ADVANCED)}
-    effective: dict[str, tuple[float, float | None]] = {}
-    density: dict[str, list[float]] = {}
-    for sampler, accountant in [
-        *((one, EXACT) for one in ALGORITHM),
-        (dp.ExponentialFamilyPenalty, ADVANCED),
-    ]:
-        noise = noise_of(sampler, multipliers[accountant], COIN)
+    multiplier = smallest_multiplier(EXACT, epsilon, k, DELTA)
+    runs, density = {}, {}
+    for sampler, of in ALGORITHM.items():
+        noise = noise_of(sampler, multiplier, COIN)
         step = longest_step(noise)
         settings = settings_of(sampler, COIN, step)
-        if accountant is ADVANCED:
-            settings["noise_multiplier"] = multipliers[ADVANCED]
-        runs = [
-            sampled(
-                problem,
-                with_budget(problem, data, epsilon),
-                sampler,
-                size.draws,
-                CHAINS,
-                seed,
-                **settings,
-            )
-            for seed in range(size.repeats)
-        ]
-        of = ALGORITHM[sampler] if accountant is EXACT else ADVANCED
-        effective[of] = mean_and_error([chains.effective for chains in runs])
-        if accountant is EXACT:
-            expected = expected_acceptance(data, noise, step)
-            who = f"{of}, n = {COIN}, epsilon {epsilon:g}, {k} iterations"
-            found.rows += rows_of(where, who, problem, runs, exact, expected=expected)
-            density[of] = _density(runs, exact)
-    found.series["Beta-Bernoulli"] = density
-    _compare_effective(found, where, effective)
+        runs[sampler] = repeated(problem, data, sampler, size, **settings)
+        density[of] = _density(runs[sampler], exact)
+        expected = expected_acceptance(data, noise, step)
+        who = f"{of}, n = {COIN}, epsilon {epsilon:g}, {k} iterations"
+        found.rows += rows_of(where, who, problem, runs[sampler], exact, expected=expected)
+    found.series[where] = density
+    ours = mean_effective(runs[dp.ExponentialFamilyPenalty])
+    why = (
+        "The paper's sensitivity is |logit p' - logit p| in both. DPPenalty clips a record's "
+        "ratio to an interval about 0 and counts its whole length, twice that, so its noise is "
+        "twice as large."
+    )
+    what = "effective draws of Algorithm 3 over those of Algorithm 1"
+    ratio = ours / mean_effective(runs[dp.DPPenalty])
+    found.rows.append(Row(where, what, 1.0, ratio, None, why))
+    theirs = mean_effective(_by_advanced_composition(problem, data, size))
+    what = "effective draws of Algorithm 3, noise by advanced composition (paper) or exact (ours)"
+    why = "Both measured. Effective draws go with 1 / noise^2."
+    found.rows.append(Row(where, what, theirs, ours, None, why))
 
 
-def _compare_effective(
-    found: Found, where: str, effective: dict[str, tuple[float, float | None]]
-) -> None:
-    ours, error = effective["Algorithm 3"]
-    found.rows.append(
-        Row(
-            where,
-            "effective draws of Algorithm 3, noise by advanced composition (paper) or exact (ours)",
-            effective[ADVANCED][0],
-            ours,
-            error,
-            "Measured with both noise multipliers. Effective draws go with 1 / noise^2.",
-        )
-    )
-    found.rows.append(
-        Row(
-            where,
-            "effective draws of Algorithm 3 over those of Algorithm 1",
-            1.0,
-            ours / effective["Algorithm 1"][0],
-            None,
-            "The paper's sensitivity is |logit p' - logit p| in both. DPPenalty clips a record's "
-            "ratio to an interval about 0 and counts its whole length, twice that, so its noise is "
-            "twice as large.",
-        )
-    )
+def _by_advanced_composition(problem: Problem, data: Data, size: Size) -> list[Chains]:
+    """Algorithm 3 with the noise that Theorems 2 and 3 ask for."""
+    sampler = dp.ExponentialFamilyPenalty
+    multiplier = smallest_multiplier(ADVANCED, problem.epsilon, CHAINS * size.draws, DELTA)
+    step = longest_step(noise_of(sampler, multiplier, COIN))
+    settings = settings_of(sampler, COIN, step)
+    return repeated(problem, data, sampler, size, noise_multiplier=multiplier, **settings)
 
 
 def _density(runs: Sequence[Chains], exact: np.ndarray) -> list[float]:
@@ -544,17 +540,7 @@ def normal_model(found: Found, size: Size) -> None:
     data = problem.data(1)
     exact = normal_posterior(data)
     for sampler, of in ALGORITHM.items():
-        runs = [
-            sampled(
-                problem,
-                with_budget(problem, data, problem.epsilon),
-                sampler,
-                size.draws,
-                CHAINS,
-                seed,
-            )
-            for seed in range(size.repeats)
-        ]
+        runs = repeated(problem, data, sampler, size)
         who = f"{of}, n = {size.normal}, epsilon {problem.epsilon:g}, defaults"
         found.rows += rows_of("Normal", who, problem, runs, exact)
 
@@ -587,7 +573,7 @@ def several_owners(found: Found, size: Size) -> None:
         expected = expected_acceptance(data, noise, step)
         found.rows += rows_of(where, who, problem, runs, exact, expected=expected)
         found.rows.append(Row(where, f"epsilon spent by an owner, {who}", epsilon, max(spent)))
-        effective = float(np.mean([chains.effective for chains in runs]))
+        effective = mean_effective(runs)
         if owners == 1:
             pooled = effective
             continue
