@@ -504,9 +504,16 @@ def repeated(
     ]
 
 
-def mean_effective(runs: Sequence[Chains]) -> float:
-    """Effective draws of a run, on average over repeats."""
-    return float(np.mean([chains.effective for chains in runs]))
+def ratio_of_effective(
+    ours: Sequence[Chains], others: Sequence[Chains]
+) -> tuple[float, float | None]:
+    """Effective draws of some runs over those of others, and the standard error over repeats."""
+    (a, a_error), (b, b_error) = (
+        mean_and_error([chains.effective for chains in runs]) for runs in (ours, others)
+    )
+    if a_error is None or b_error is None:
+        return a / b, None
+    return a / b, a / b * math.hypot(a_error / a, b_error / b)
 
 
 def beta_bernoulli(found: Found, size: Size) -> None:
@@ -526,22 +533,23 @@ def beta_bernoulli(found: Found, size: Size) -> None:
         who = f"{of}, n = {COIN}, epsilon {epsilon:g}, {k} iterations"
         found.rows += rows_of(where, who, problem, runs[sampler], exact, expected=expected)
     found.series[where] = density
-    ours = mean_effective(runs[dp.ExponentialFamilyPenalty])
     why = (
         "The paper's sensitivity is |logit p' - logit p| in both. DPPenalty clips a record's "
         "ratio to an interval about 0 and counts its whole length, twice that, so its noise is "
         "twice as large."
     )
     what = "effective draws of Algorithm 3 over those of Algorithm 1"
-    ratio = ours / mean_effective(runs[dp.DPPenalty])
-    found.rows.append(Row(where, what, 1.0, ratio, None, why))
-    theirs = mean_effective(_by_advanced_composition(problem, data, size))
+    ratio, error = ratio_of_effective(runs[dp.ExponentialFamilyPenalty], runs[dp.DPPenalty])
+    found.rows.append(Row(where, what, 1.0, ratio, error, why))
+    noisy = _by_advanced_composition(problem, data, size)
+    theirs, _ = mean_and_error([chains.effective for chains in noisy])
+    ours, error = mean_and_error([chains.effective for chains in runs[dp.ExponentialFamilyPenalty]])
     what = "effective draws of Algorithm 3, noise by advanced composition (paper) or exact (ours)"
     why = (
         "Both measured. Effective draws go with 1 / noise^2; fewer than about 10 from 4 chains "
         "mean that these have not mixed."
     )
-    found.rows.append(Row(where, what, theirs, ours, None, why))
+    found.rows.append(Row(where, what, theirs, ours, error, why))
 
 
 def _by_advanced_composition(problem: Problem, data: Data, size: Size) -> list[Chains]:
@@ -614,7 +622,7 @@ def several_owners(found: Found, size: Size) -> None:
     exact, epsilon = coin_posterior(data), problem.epsilon
     k, draws = CHAINS * OWNER_DRAWS, OWNER_DRAWS
     alone = noise_of(sampler, smallest_multiplier(EXACT, epsilon, k, DELTA), COIN)
-    pooled = math.nan
+    pooled: list[Chains] = []
     for owners in (1, *size.owners):
         noise = math.sqrt(owners) * alone
         step = longest_step(noise)
@@ -628,9 +636,8 @@ def several_owners(found: Found, size: Size) -> None:
         expected = expected_acceptance(data, noise, step)
         found.rows += rows_of(where, who, problem, runs, exact, expected=expected)
         found.rows.append(Row(where, f"epsilon spent by an owner, {who}", epsilon, max(spent)))
-        effective = mean_effective(runs)
         if owners == 1:
-            pooled = effective
+            pooled = runs
             continue
         theory = (1.0 + alone**2) / (1.0 + noise**2)
         found.rows.append(
@@ -638,10 +645,10 @@ def several_owners(found: Found, size: Size) -> None:
                 where,
                 f"effective draws with {owners} owners over those of the pooled run",
                 None,
-                effective / pooled,
-                None,
+                *ratio_of_effective(runs, pooled),
                 f"The variance of the noise is {owners} times as large (section 3.2.2). With steps "
-                f"as long as it allows, {theory:.2f} is expected.",
+                f"as long as it allows, {theory:.2f} is expected; so few effective draws are "
+                "estimated badly, and rather too high.",
             )
         )
 
