@@ -217,6 +217,13 @@ def with_budget(problem: Problem, data: Data, epsilon: float, **budget: Any) -> 
     return model
 
 
+def spent_by(model: pm.Model) -> float:
+    """Epsilon that the ledger of a model counts."""
+    budget = dp.get_budget(model)
+    assert budget is not None
+    return float(budget.spent().epsilon)
+
+
 def width(n: int) -> float:
     """Posterior sd of logit p of n records, guessed from the truth."""
     return 1.0 / math.sqrt(n * PROPORTION * (1.0 - PROPORTION))
@@ -224,8 +231,11 @@ def width(n: int) -> float:
 
 #: How much two records can differ in the log-likelihood ratio of a move of one logit.  Algorithm 1
 #: knows |ratio| <= |move| alone, so 2; in Algorithm 3 the sum of y changes by 1.
-SENSITIVITY = {dp.DPPenalty: 2.0, dp.ExponentialFamilyPenalty: 1.0}
-ALGORITHM = {dp.DPPenalty: "Algorithm 1", dp.ExponentialFamilyPenalty: "Algorithm 3"}
+SENSITIVITY: dict[type, float] = {dp.DPPenalty: 2.0, dp.ExponentialFamilyPenalty: 1.0}
+ALGORITHM: dict[type, str] = {
+    dp.DPPenalty: "Algorithm 1",
+    dp.ExponentialFamilyPenalty: "Algorithm 3",
+}
 
 
 def noise_of(sampler: type, multiplier: float, n: int) -> float:
@@ -363,7 +373,6 @@ def _run_of_theorem_1(theorem: Theorem, n: int) -> list[Row]:
     step = longest_step(noise)
     settings = settings_of(sampler, n, step)
     chains = sampled(problem, model, sampler, k, 1, 1, noise_multiplier=multiplier, **settings)
-    spent = dp.get_budget(model).spent().epsilon
     claim = (
         "What the ledger counts is below eq. (3) for every n: exact composition makes the theorem "
         "true, with epsilon about sqrt(2 k0 beta) c / sigma."
@@ -371,7 +380,7 @@ def _run_of_theorem_1(theorem: Theorem, n: int) -> list[Row]:
     same = "As the corollary says, it does not depend on n."
     of, expected = f"of k(n) = {k} iterations, n = {n}", expected_acceptance(data, noise, step)
     return [
-        Row("Theorem 1", f"epsilon {of}", theorem.printed(), spent, None, claim),
+        Row("Theorem 1", f"epsilon {of}", theorem.printed(), spent_by(model), None, claim),
         Row("Corollary 1", f"acceptance {of}", expected, *acceptance_of(chains), same),
         Row("Corollary 1", f"effective draws {of}", None, chains.effective),
     ]
@@ -380,7 +389,7 @@ def _run_of_theorem_1(theorem: Theorem, n: int) -> list[Row]:
 # -- the accept test ------------------------------------------------------------------------------
 
 
-def acceptance(log_ratio: np.ndarray, noise: np.ndarray) -> np.ndarray:
+def acceptance(log_ratio: np.ndarray, noise: float | np.ndarray) -> np.ndarray:
     """Expected acceptance probability (Appendix A of the paper)."""
     scaled = log_ratio / noise
     return ndtr(scaled - noise / 2.0) + np.exp(log_ratio + log_ndtr(-scaled - noise / 2.0))
@@ -630,7 +639,7 @@ def several_owners(found: Found, size: Size) -> None:
             model, parts = _study(problem, data, owners)
             settings = settings_of(sampler, COIN, step)
             runs.append(sampled(problem, model, sampler, draws, CHAINS, seed, **settings))
-            spent += [dp.get_budget(part).spent().epsilon for part in parts]
+            spent += [spent_by(part) for part in parts]
         who = f"{owners} owners" if owners > 1 else "pooled"
         expected = expected_acceptance(data, noise, step)
         found.rows += rows_of(where, who, problem, runs, exact, expected=expected)
