@@ -19,7 +19,7 @@ from benchmarks.runs import quiet
 PAPERS = {
     "dp_hmc_2021": "Räisä, Koskela & Honkela (2021), Differentially Private HMC",
     "thesis_2021": "Räisä (2021), Differentially Private Markov Chain Monte Carlo (thesis)",
-    "penalty_2017": "Yıldırım (2017), On the Use of Penalty MCMC for Differential Privacy",
+    "penalty_2017": "Yıldırım (2016), On the Use of Penalty MCMC for Differential Privacy",
     "hmc_ecs_2019": "Dang et al. (2019), HMC with Energy Conserving Subsampling",
     "gibbs_2022": "Ju et al. (2022), Data Augmentation MCMC from Privatized Data",
 }
