@@ -301,7 +301,8 @@ def marginals(measured: Measured, found: Found) -> None:
     grids, exact = [], []
     for j in chosen:
         draws = measured.exact.flat[:, j]
-        grids.append(np.linspace(*(draws.mean() + 5.0 * draws.std() * np.array([-1, 1])), 80))
+        center, reach = draws.mean(), 5.0 * draws.std()
+        grids.append(np.linspace(center - reach, center + reach, 80))
         exact.append(gaussian_kde(draws)(grids[-1]))
     curves["grid"], curves[HMC] = _rounded(np.array(grids)), _rounded(np.array(exact))
     for name in _without(measured, HMC):
