@@ -1,14 +1,15 @@
-"""Samples of records against all of them: the tables and figures of Dang et al. (2019).
+"""Samplers that read samples of the records against those that read all, in several packages.
 
 ::
 
     python -m benchmarks.ecs --quick
-    python -m benchmarks.ecs --n 100000 1000000 --json ecs.json --figure docs/figures/ecs.png
+    python -m benchmarks.ecs --n 100000 1000000 --json ecs.json
     python -m benchmarks.ecs --methods hmc perturbed generic numpyro_ecs nuts nutpie
 
 Seconds are of processor time, in all threads, so that other work on the machine counts little.
 The HIGGS data are simulated (d = 29), and so are the firms of the additive spline model (d = 81).
-Methods that need a package that is not installed are left out.
+Methods that need a package that is not installed are left out.  The tables and figures of Dang et
+al. (2019) are in `replications.hmc_ecs_2019`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from typing import Any
 import numpy as np
 import pymc as pm
 from scipy.special import expit
-from scipy.stats import gaussian_kde
 
 import pymc_dp as dp
 from benchmarks.machine import description
@@ -36,11 +36,6 @@ from pymc_dp.subsampling.linear import linear_rows
 from pymc_dp.subsampling.preparation import Posterior
 from pymc_dp.subsampling.reading import PriorTerm, read
 
-#: Paper, Tables 2 and 4: perturbed and signed.
-PAPER = {
-    "higgs": {"accept": (0.98, 0.979), "accept_u": (1.0, 0.993), "IF": (2.185, 2.192)},
-    "splines": {"accept": (0.967, 0.962), "accept_u": (0.994, 0.964), "IF": (2.202, 2.31)},
-}
 PRIOR_SD = 10.0
 #: Iterations in which NUTS adapts.
 _TUNE = 200
@@ -106,21 +101,11 @@ class Result:
     evaluations: float = math.nan
     error_mean: float = math.nan
     error_sd: float = math.nan
-    IF_each: tuple[float, ...] = ()
 
     @property
     def computational_time(self) -> float:
         """CT of eq. 3.2, and of eq. 5.4 with signs."""
-        return self.IF * self._cost
-
-    @property
-    def computational_times(self) -> np.ndarray:
-        """The same for each parameter."""
-        return np.array(self.IF_each) * self._cost
-
-    @property
-    def _cost(self) -> float:
-        return self.evaluations / (2 * self.tau - 1) ** 2
+        return self.IF * self.evaluations / (2 * self.tau - 1) ** 2
 
 
 Run = tuple[Result, np.ndarray]
@@ -132,8 +117,7 @@ def summarised(result: Result, draws: np.ndarray, seconds: float) -> Run:
     result.ess_per_s = float(ess.min()) / seconds
     squares = (draws - draws.mean(axis=0)) ** 2
     result.ess_squares_per_s = float(effective_draws(squares[None]).min()) / seconds
-    result.IF_each = tuple(map(float, len(draws) / ess))
-    result.IF = float(np.mean(result.IF_each))
+    result.IF = float(np.mean(len(draws) / ess))
     return result, draws
 
 
@@ -159,12 +143,13 @@ def ours(problem: str, model: pm.Model, name: str, draws: int, **settings: Any) 
     seconds = time.process_time() - begin
     n, m = step.variates.n, step.subsample_size
     result = Result(problem, n, name, setup, 0.0, 0.0, 0.0, 0.0, share=m / n)
-    if isinstance(step, dp.HMCECS):
+    conserving = isinstance(step, dp.HMCECS)
+    if conserving:
         for key, stat in (("accept", "acceptance_rate"), ("accept_u", "acceptance_rate_u")):
             setattr(result, key, float(np.mean([s[stat] for s in stats])))
         result.sigma2 = float(np.mean([s["sigma2"] for s in stats]))
         result.tau = float(np.mean([s["sign"] > 0 for s in stats]))
-    result.evaluations = m * (step.n_steps + 1.0)
+    result.evaluations = float(m * (step.n_steps + conserving))  # one density more than gradients
     return summarised(result, np.array(found), seconds)
 
 
@@ -394,19 +379,6 @@ def _row(r: Result, first: Result) -> str:
     )
 
 
-def against_perturbed(runs: list[Run]) -> dict[str, list[float]]:
-    """Least, median and largest CT of a parameter, relative to perturbed (Tables 1 and 3)."""
-    base = {(r.problem, r.n): r for r, _ in runs if r.method == "perturbed"}
-    found = {}
-    for r, _ in runs:
-        own = base.get((r.problem, r.n))
-        if own is not None and r is not own and math.isfinite(r.evaluations):
-            ratios = r.computational_times / own.computational_times
-            key = f"{r.problem} {r.n} {r.method}"
-            found[key] = [float(f(ratios)) for f in (np.min, np.median, np.max)]
-    return found
-
-
 def against_peers(runs: list[Run]) -> dict[str, dict[str, dict[str, float]]]:
     """How many times faster each run is than each sampler of another package."""
     found: dict[str, dict[str, dict[str, float]]] = {}
@@ -435,71 +407,6 @@ def print_ratios(ratios: dict[str, dict[str, dict[str, float]]]) -> None:
             print(f"{key}: ms/draw, ESS/s, of squares, against " + ", ".join(parts))
 
 
-# -- figure ---------------------------------------------------------------------------------------
-
-
-def scaling(dimensions: list[int]) -> dict[int, list[float]]:
-    """Step sizes by dual averaging, in a normal regression with n = 10 000 (Section 6.7)."""
-    found: dict[int, list[float]] = {1: [], 2: []}
-    for d in dimensions:
-        rng = np.random.default_rng(d)
-        x = rng.standard_normal((10_000, d))
-        with pm.Model() as model:
-            beta = pm.Normal("beta", 0, 5, shape=d)
-            pm.Normal("y", x @ beta, 1.0, observed=x @ rng.normal(size=d) + rng.normal(size=10_000))
-        for order, sizes in found.items():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                step = dp.HMCECS(order=order, model=model, progressbar=False)
-            step.set_rng(np.random.default_rng(0))
-            for _ in range(400):
-                step.step(model.initial_point())
-            sizes.append(step._averaging.current(tune=False))
-    return found
-
-
-def variances(n: int) -> dict[int, float]:
-    """Pilot variance of the estimate from 1300 records, by order of the control variates."""
-    model, found = build(*higgs(n)), {}
-    for order in (0, 1, 2):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            step = dp.HMCECS(order=order, subsample_size=1300, model=model, progressbar=False)
-        found[order] = step.sigma2
-    return found
-
-
-def figure(runs: list[Run], path: Path, n: int) -> None:
-    from matplotlib import pyplot as plt
-
-    fig, axes = plt.subplots(1, 3, figsize=(11.0, 3.2), layout="constrained")
-    [problem] = {run[0].problem for run in runs[:1]}
-    for result, draws in runs:
-        if result.problem == problem and result.n == runs[0][0].n:
-            x = draws[:, 3]
-            grid = np.linspace(x.min(), x.max(), 200)
-            axes[0].plot(grid, gaussian_kde(x)(grid), label=result.method, lw=1)
-    axes[0].set(title="A marginal posterior", xlabel="beta[3]")
-    axes[0].legend(fontsize=6)
-    dimensions = [2, 4, 8, 16, 32, 64]
-    for order, sizes in scaling(dimensions).items():
-        axes[1].loglog(dimensions, sizes, "o-", label=f"order {order}")
-    guide = np.array(dimensions, dtype=float)
-    axes[1].loglog(guide, 1.8 * (guide / 2) ** -0.25, "k:", label="d^(-1/4)")
-    axes[1].set(title="Step size for acceptance 0.8", xlabel="d")
-    axes[1].set_xticks(dimensions, map(str, dimensions))
-    axes[1].minorticks_off()
-    axes[1].legend(fontsize=7)
-    found = variances(n)
-    axes[2].semilogy(list(found), list(found.values()), "o-")
-    axes[2].axhline(1.0, color="k", ls=":")
-    axes[2].set(
-        title="Variance, 1300 records", xlabel="order of control variates", xticks=[0, 1, 2]
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path, dpi=150)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="HIGGS-like, n = 20 000, few draws")
@@ -508,7 +415,6 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS)[:9])
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--figure", type=Path)
     args = parser.parse_args()
     quiet()
     sizes = [20_000] if args.quick else args.n
@@ -519,23 +425,15 @@ def main() -> None:
     for problem in args.problems:
         for n in sizes:
             runs += measure(problem, n, methods, 500 if args.quick else args.draws)
-        print(f"{problem:8s} {'paper':>8s} {PAPER[problem]}")
-    relative = against_perturbed(runs)
-    for key, (least, median, most) in relative.items():
-        print(f"{key}: CT against perturbed {least:.2f} {median:.2f} {most:.2f}")
     ratios = against_peers(runs)
     print_ratios(ratios)
     if args.json:
         report = {
             "machine": description(),
             "runs": [asdict(result) for result, _ in runs],
-            "against_perturbed": relative,
             "ratios": ratios,
-            "paper": PAPER,
         }
         args.json.write_text(json.dumps(report, indent=1))
-    if args.figure:
-        figure(runs, args.figure, sizes[0])
 
 
 if __name__ == "__main__":
