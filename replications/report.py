@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ __all__ = ["RESULTS", "Found", "Row", "load"]
 
 #: Results of full runs, which the documentation reads.
 RESULTS = Path(__file__).parent / "results"
+#: A list of numbers, which takes one line.
+_LIST = re.compile(r"\[[^\[\]{}\"]*\]")
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class Found:
             "rows": [asdict(row) for row in self.rows],
             "series": self.series,
         }
-        path.write_text(json.dumps(cells, indent=1) + "\n", encoding="utf-8")
+        text = _LIST.sub(lambda found: " ".join(found[0].split()), json.dumps(cells, indent=1))
+        path.write_text(text + "\n", encoding="utf-8")
 
 
 def load(paper: str) -> Found:
