@@ -21,7 +21,7 @@ from scipy.special import erfc
 
 import pymc_dp as dp
 from benchmarks.models import PAPER, Problem
-from benchmarks.runs import METHODS, mu2, private_run
+from benchmarks.runs import mu2, private_run
 from pymc_dp.privacy.accounting import SubsampledGaussianEvent, mu_from_budget
 from pymc_dp.privacy.subsampled import epsilon_of
 from replications import fourier
@@ -49,6 +49,8 @@ PAPER_MMD: dict[str, dict[str, dict[float, float]]] = {
 }
 
 N, BATCH = 100_000, 1000
+#: Per chain, with default arguments.
+DRAWS = 150
 
 
 # -- the paper's settings -------------------------------------------------------------------------
@@ -206,7 +208,7 @@ def _mean(values: list[float]) -> tuple[float, float | None]:
 
 # -- Figure 1: MMD by epsilon ---------------------------------------------------------------------
 
-_ONE_RUN = "One run of their code; runs differ, since no chain converges."
+_ONE_RUN = "The paper's number is one run of its code; runs differ, since no chain converges."
 _WHY = {
     "DP-HMC": _ONE_RUN,
     "DP-penalty": _ONE_RUN,
@@ -219,7 +221,7 @@ def _why(name: str, sampler: str) -> str:
     coarser = COARSER[name].get(sampler, 1)
     if coarser == 1:
         return _WHY[sampler]
-    return f"{_WHY[sampler]} Steps {coarser} times as long, and as few."
+    return f"{_WHY[sampler]} Steps {coarser} times as long, 1/{coarser} as many."
 
 
 def compare(found: Found, of: Problems, quick: bool) -> None:
@@ -229,8 +231,9 @@ def compare(found: Found, of: Problems, quick: bool) -> None:
         if quick and name == "banana" and setting.cost is None:
             continue  # minutes
         points: dict[str, list[float]] = {"epsilon": [], "mmd": [], "error": [], "rhat": []}
-        for epsilon in setting.epsilons[: 1 if quick else None]:
-            draws = setting.draws(of.problem, epsilon)
+        epsilons = setting.epsilons[: 1 if quick else None]
+        for epsilon in epsilons:
+            draws = setting.draws(of.problem, epsilon) // (4 if quick else 1)
             repeats = setting.repeats if epsilon == 4.0 and not quick else 1
             runs = [sample(of, setting, epsilon, draws, seed) for seed in range(1, repeats + 1)]
             value, error = _mean([dp.mmd(run.flat, of.exact) for run in runs])
@@ -243,7 +246,7 @@ def compare(found: Found, of: Problems, quick: bool) -> None:
             found.rows.append(
                 Row(f"Figure 1, {name}", what, paper, value, error, _why(name, sampler))
             )
-            if name == "banana" and epsilon == setting.epsilons[-1]:
+            if name == "banana" and epsilon == epsilons[-1]:
                 curve = f"{sampler}, ε = {epsilon:g}"
                 found.series.setdefault("figure 2", {})[curve] = _thinned(runs[0].flat)
         found.series.setdefault(f"figure 1, {name}", {})[sampler] = points
@@ -268,11 +271,13 @@ def _thinned(flat: np.ndarray, k: int = 400) -> list[list[float]]:
 
 def compare_defaults(found: Found, of: Problems, quick: bool) -> None:
     """The same budgets with default arguments."""
-    name = of.problem.name
+    name, draws = of.problem.name, 50 if quick else DRAWS
     for method in ("DPLangevin",) if quick else ("DPLangevin", "DPHMC", "DPPenalty"):
         points: dict[str, list[float]] = {"epsilon": [], "mmd": []}
         for epsilon in (4.0,):
-            theta = private_run(of.problem, of.data, method, epsilon, chains=CHAINS).theta
+            theta = private_run(
+                of.problem, of.data, method, epsilon, chains=CHAINS, draws=draws
+            ).theta
             value = dp.mmd(theta, of.exact)
             points["epsilon"].append(epsilon)
             points["mmd"].append(value)
@@ -283,7 +288,7 @@ def compare_defaults(found: Found, of: Problems, quick: bool) -> None:
                     f"MMD, {method} with defaults, ε = {epsilon:g}",
                     None,
                     value,
-                    why=f"Nothing is tuned by hand; {METHODS[method][2]} draws per chain. The best "
+                    why=f"Nothing is tuned by hand; {draws} draws per chain. The best "
                     f"of the paper's four has {best:.3f}.",
                 )
             )
@@ -295,7 +300,7 @@ def compare_defaults(found: Found, of: Problems, quick: bool) -> None:
 
 def leapfrog(found: Found, of: Problems, quick: bool) -> None:
     """DP-HMC with trajectories of the same length in more or fewer steps; epsilon = 4."""
-    epsilon, length = 4.0, 0.006 * 25
+    epsilon, length = 4.0, 0.006 * 25  # 25 steps in the paper
     points: dict[str, list[float]] = {"L": [], "draws": [], "acceptance": [], "mmd": []}
     for n_steps in (12,) if quick else (5, 12, 50):
         setting = _hmc(0.1, 0.55, length / n_steps, n_steps, 0.1, 0.05, (epsilon,))
@@ -357,7 +362,7 @@ def count(found: Found, quick: bool) -> None:
                 )
                 why += _steps(COARSER[name][sampler])
             found.rows.append(Row(where, what, paper, ours, why=why))
-    delta, tau = PAPER["gauss"].delta, 50.0
+    delta, tau = 0.1 / N, 50.0
     found.rows.append(
         Row(
             where,
@@ -380,7 +385,8 @@ def run(quick: bool) -> Found:
     for name in PAPER:
         of = Problems.of(name)
         compare(found, of, quick)
-        compare_defaults(found, of, quick)
+        if name == "gauss" or not quick:
+            compare_defaults(found, of, quick)
         clip(found, of, quick)
         if name == "banana":
             leapfrog(found, of, quick)

@@ -136,12 +136,12 @@ class Noiseless:
 #: Of the full run, from theirs: iterations, step, leapfrog steps (0: random walk) and clip norms.
 CLIPPING: dict[str, dict[str, tuple[int, float, int, tuple[float, ...]]]] = {
     "gauss": {
-        "HMC": (1000, 0.0005, 12, (1.0, 6.0, 20.0, 100.0)),
-        "RWMH": (4000, 0.0007, 0, (1.0, 10.0, 100.0)),
+        "HMC": (1000, 0.0005, 12, (0.2, 1.0, 5.0, 6.0, 10.0, 100.0)),
+        "RWMH": (6000, 0.0007, 0, (1.0, 5.0, 10.0, 100.0)),
     },
     "banana": {
-        "HMC": (400, 0.01, 100, (0.025, 0.05, 0.1, 0.2, 1.0)),
-        "RWMH": (3000, 0.3, 0, (0.025, 0.05, 0.15, 1.0)),
+        "HMC": (500, 0.01, 100, (0.025, 0.05, 0.1, 0.2, 1.0)),
+        "RWMH": (8000, 0.3, 0, (0.025, 0.05, 0.1, 0.15, 1.0)),
     },
 }
 #: Bounds of the main experiment, and in Section 4.1 the claim that less than 20 % are clipped.
