@@ -247,10 +247,19 @@ def starting_points(of: Problems) -> Row:
     return Row(f"Figure 1, {name}", what, PAPER_STARTS[name], *_mean(values), why)
 
 
+def published(name: str) -> dict[str, dict[str, list[float]]]:
+    """Curves of the paper."""
+    return {
+        sampler: {"epsilon": list(row), "mmd": list(row.values())}
+        for sampler, row in PAPER_MMD[name].items()
+    }
+
+
 def compare(found: Found, of: Problems, quick: bool) -> None:
     """MMD and R-hat of the four samplers with the paper's settings."""
     name = of.problem.name
     found.rows.append(starting_points(of))
+    found.series[f"figure 1, {name}, paper"] = published(name)
     for sampler, setting in SETTINGS[name].items():
         if quick and name == "banana" and setting.cost is None:
             continue  # minutes
@@ -267,9 +276,8 @@ def compare(found: Found, of: Problems, quick: bool) -> None:
             points["rhat"].append(min(split_rhat(run.theta) for run in runs))
             paper = PAPER_MMD[name][sampler].get(epsilon)
             what = f"MMD, {sampler}, ε = {epsilon:g}"
-            found.rows.append(
-                Row(f"Figure 1, {name}", what, paper, value, error, _why(name, sampler))
-            )
+            why = _why(name, sampler) + (" A quarter of the draws." if quick else "")
+            found.rows.append(Row(f"Figure 1, {name}", what, paper, value, error, why))
             if name == "banana" and epsilon == epsilons[-1]:
                 curve = f"{sampler}, ε = {epsilon:g}"
                 found.series.setdefault("figure 2", {})[curve] = _thinned(runs[0].flat)
