@@ -21,10 +21,10 @@ import numpy as np
 from benchmarks.figure import draw
 from benchmarks.metrics import diagnostics
 from benchmarks.models import MODELS, PAPER, REGRESSIONS, ZOO
-from benchmarks.paper import PAPER_MMD, best_of_paper
 from benchmarks.reference import reference
 from benchmarks.runs import LAPLACE, METHODS, ONE_SHOT, Run, mu2, one_shot, private_run, quiet
 from pymc_dp import mmd
+from replications.dp_hmc_2021 import PAPER_MMD, best_of_paper
 
 __all__ = ["measure"]
 

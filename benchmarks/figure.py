@@ -20,7 +20,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from benchmarks.paper import PAPER_MMD
+from replications.dp_hmc_2021 import PAPER_MMD
 
 __all__ = ["draw", "read_tables", "table"]
 
