@@ -83,23 +83,21 @@ def publish(rng: np.random.Generator, n: int, epsilon: float) -> np.ndarray:
 
 def log_linear(
     n: int, epsilon: float, classes: int = 5, features: int = 5, answers: int = 3
-) -> Any:
-    """Naive Bayes with noisy counts of every feature and class."""
+) -> tuple[Model, list[Any]]:
+    """Naive Bayes with noisy counts of every feature and class; what was published is ``pm.Data``.
+
+    Counts are in the order of features, answers, classes.
+    """
+    cells = answers * classes
     with pm.Model() as model:
+        published = pm.Data("published", np.full(features * cells, n / cells))
         p = pm.Dirichlet("p", np.full(classes, 2.0))
         q = pm.Dirichlet("q", np.full(answers, 2.0), shape=(features, classes, answers))
         label = pm.Categorical("label", p, shape=n)
         given = [pm.Categorical(f"answer{k}", q[k][label], shape=n) for k in range(features)]
-        cells = [
-            pt.eq(given[k], j) * pt.eq(label, i)
-            for k in range(features)
-            for j in range(answers)
-            for i in range(classes)
-        ]
-        noisy = np.full(len(cells), n / (classes * answers))
-        dp.LaplaceRelease(
-            "s", pt.stack(cells, axis=1), scale=2.0 * features / epsilon, observed=noisy
-        )
+        rows = [pt.eq((classes * answer + label)[:, None], np.arange(cells)) for answer in given]
+        scale = 2.0 * features / epsilon
+        dp.LaplaceRelease("s", pt.concatenate(rows, axis=1), scale=scale, observed=published)
     return model, [label, *given]
 
 
@@ -192,30 +190,52 @@ def log_linear_time(sweeps: int) -> dict[str, float]:
 
 
 class Chain:
-    """The regression's records and coefficients; the latter drawn from their normal conditional."""
+    """Records and parameters of a model in turn.
 
-    def __init__(self, epsilon: float, noncentered: Any) -> None:
-        self.model, records, beta = regression(100, epsilon)
-        with self.model:
-            self.records = dp.PrivacyAwareGibbs(records, noncentered=noncentered)
-            self.coefficients = dp.ConjugateNormal([beta])
+    Parameters
+    ----------
+    model : Model
+        What was published is its ``pm.Data`` of that name.
+    records : PrivacyAwareGibbs
+    parameters : step method
+        Draws from their conditional distribution given the records.
+    kept : callable
+        What to keep of a point.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        records: dp.PrivacyAwareGibbs,
+        parameters: Any,
+        kept: Callable[[dict[str, np.ndarray]], np.ndarray],
+    ) -> None:
+        self.model, self.records, self.parameters, self.kept = model, records, parameters, kept
+
+    @classmethod
+    def of_regression(cls, epsilon: float, noncentered: Any) -> Chain:
+        """The coefficients are drawn from their normal conditional."""
+        model, records, beta = regression(100, epsilon)
+        with model:
+            step = dp.PrivacyAwareGibbs(records, noncentered=noncentered)
+            return cls(model, step, dp.ConjugateNormal([beta]), lambda point: point["beta"])
 
     def run(
         self, published: np.ndarray, seed: int, tune: int, draws: int
     ) -> tuple[np.ndarray, list[dict[str, Any]], float]:
-        """(draws, 3) coefficients, what the step told in all iterations, and CPU seconds."""
+        """(draws, d) kept parameters, what the step told in all iterations, and CPU seconds."""
         with self.model:
             pm.set_data({"published": published})
         self.records.set_rng(np.random.default_rng(seed))
-        self.coefficients.set_rng(np.random.default_rng(10**6 + seed))
+        self.parameters.set_rng(np.random.default_rng(10**6 + seed))
         point, kept, told = self.model.initial_point(), [], []
         for k in range(tune + draws):
             if k == tune:
                 self.records.stop_tuning()
                 begin = time.process_time()
             point, [stat] = self.records.step(point)
-            point, _ = self.coefficients.step(point)
-            kept.append(point["beta"])
+            point, _ = self.parameters.step(point)
+            kept.append(self.kept(point))
             told.append(stat)
         return np.array(kept[tune:]), told, time.process_time() - begin
 
@@ -223,7 +243,7 @@ class Chain:
 def mixing(epsilon: float, noncentered: Any, iterations: int) -> dict[str, Any]:
     """Effective draws of the coefficients, which are drawn from their normal distribution."""
     published = publish(np.random.default_rng(4), 100, epsilon)
-    chain = Chain(epsilon, noncentered)
+    chain = Chain.of_regression(epsilon, noncentered)
     kept, told, seconds = chain.run(published, 5, iterations // 4, iterations)
     effective = [float(az.ess(kept[None, :, k])) for k in range(3)]
     return {
@@ -238,7 +258,7 @@ def mixing(epsilon: float, noncentered: Any, iterations: int) -> dict[str, Any]:
 
 def coverage(epsilon: float, repeats: int, iterations: int, noncentered: Any) -> dict[str, Any]:
     """Coverage of 90 % intervals at fixed coefficients, over new records and releases."""
-    chain = Chain(epsilon, noncentered)
+    chain = Chain.of_regression(epsilon, noncentered)
     inside, means, accepted = [], [], []
     for r in range(repeats):
         published = publish(np.random.default_rng(1000 + r), 100, epsilon)
