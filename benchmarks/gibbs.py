@@ -61,45 +61,59 @@ def statistic(x: Any, y: Any) -> list[Any]:
     ]
 
 
-def regression(n: int, epsilon: float) -> tuple[Model, list[Any], Any]:
+def declare(rows: Any, published: np.ndarray) -> None:
+    """Sums with Laplace noise, and last its scale: one model serves for every epsilon.
+
+    ``dp.LaplaceRelease``, but for the scale, which is fixed there.
+    """
+
+    def log_density(value: Any, total: Any) -> Any:
+        return -(pt.abs(value[:-1] - total) / value[-1]).sum()
+
+    data = pm.Data("published", published)
+    dp.Release("s", rows, observed=data, log_density=log_density)
+
+
+def regression(n: int) -> tuple[Model, list[Any], Any]:
     """Model, records, coefficients; what was published is ``pm.Data``."""
     with pm.Model() as model:
-        published = pm.Data("published", np.zeros(9))
         beta = pm.Normal("beta", 0.0, 2.0, shape=3)
         x = pm.Normal("x", MEAN, 1.0, shape=(n, 2))
         y = pm.Normal("y", beta[0] + x @ beta[1:], math.sqrt(2.0), shape=n)
         rows = pt.stack(statistic(dp.clamp(x, -10, 10), dp.clamp(y, -10, 10)), axis=1)
-        dp.LaplaceRelease("s", rows, sensitivity=SENSITIVITY, epsilon=epsilon, observed=published)
+        declare(rows, np.append(np.zeros(9), SENSITIVITY))
     return model, [x, y], beta
 
 
 def publish(rng: np.random.Generator, n: int, epsilon: float) -> np.ndarray:
-    """Published statistics of new records."""
+    """Published statistics of new records, and the scale of their noise."""
     x = rng.normal(MEAN, 1.0, (n, 2))
     y = rng.normal(BETA[0] + x @ BETA[1:], math.sqrt(2.0))
     rows = np.stack(statistic(np.clip(x, -10, 10) / 10, np.clip(y, -10, 10) / 10), axis=1)
-    return rows.sum(axis=0) + rng.laplace(0.0, SENSITIVITY / epsilon, 9)
+    return with_noise(rng, rows.sum(axis=0), SENSITIVITY / epsilon)
+
+
+def with_noise(rng: np.random.Generator, sums: np.ndarray, scale: float) -> np.ndarray:
+    """Sums with simulated Laplace noise, and its scale."""
+    return np.append(sums + rng.laplace(0.0, scale, sums.shape), scale)
 
 
 def log_linear(
-    n: int, epsilon: float, classes: int = 5, features: int = 5, answers: int = 3
-) -> Any:
-    """Naive Bayes with noisy counts of every feature and class."""
+    n: int, classes: int = 5, features: int = 5, answers: int = 3
+) -> tuple[Model, list[Any]]:
+    """Naive Bayes with noisy counts of every feature and class; what was published is ``pm.Data``.
+
+    Counts are in the order of features, answers, classes.
+    """
+    cells = answers * classes
     with pm.Model() as model:
         p = pm.Dirichlet("p", np.full(classes, 2.0))
         q = pm.Dirichlet("q", np.full(answers, 2.0), shape=(features, classes, answers))
         label = pm.Categorical("label", p, shape=n)
         given = [pm.Categorical(f"answer{k}", q[k][label], shape=n) for k in range(features)]
-        cells = [
-            pt.eq(given[k], j) * pt.eq(label, i)
-            for k in range(features)
-            for j in range(answers)
-            for i in range(classes)
-        ]
-        noisy = np.full(len(cells), n / (classes * answers))
-        dp.LaplaceRelease(
-            "s", pt.stack(cells, axis=1), scale=2.0 * features / epsilon, observed=noisy
-        )
+        rows = [pt.eq((classes * answer + label)[:, None], np.arange(cells)) for answer in given]
+        noisy = np.full(features * cells, n / cells)
+        declare(pt.concatenate(rows, axis=1), np.append(noisy, 2.0 * features))
     return model, [label, *given]
 
 
@@ -146,7 +160,7 @@ def fastest(run: Callable[[], Any], repeats: int = 5) -> float:
 def sweep_times(n: int, sweeps: int) -> dict[str, float]:
     """Seconds for 1000 sweeps over the records of the regression."""
     rng = np.random.default_rng(1)
-    model, records, _ = regression(n, 1.0)
+    model, records, _ = regression(n)
     s = publish(rng, n, 1.0)
     with model:
         pm.set_data({"published": s})
@@ -161,7 +175,7 @@ def sweep_times(n: int, sweeps: int) -> dict[str, float]:
             point, _ = step.step(point)
 
     def hand() -> None:
-        hand_sweeps(sweeps, n, BETA, s, SENSITIVITY, rng)
+        hand_sweeps(sweeps, n, BETA, s[:-1], SENSITIVITY, rng)
 
     ours()
     hand()
@@ -176,7 +190,7 @@ def sweep_times(n: int, sweeps: int) -> dict[str, float]:
 
 def log_linear_time(sweeps: int) -> dict[str, float]:
     """Seconds for 1000 sweeps over 100 records of the log-linear model."""
-    model, records = log_linear(100, 1.0)
+    model, records = log_linear(100)
     with model:
         step = dp.PrivacyAwareGibbs(records, noncentered=False)
     point = model.initial_point()
@@ -192,38 +206,59 @@ def log_linear_time(sweeps: int) -> dict[str, float]:
 
 
 class Chain:
-    """The regression's records and coefficients; the latter drawn from their normal conditional."""
+    """Records and parameters of a model in turn.
 
-    def __init__(self, epsilon: float, noncentered: Any) -> None:
-        self.model, records, beta = regression(100, epsilon)
-        with self.model:
-            self.records = dp.PrivacyAwareGibbs(records, noncentered=noncentered)
-            self.coefficients = dp.ConjugateNormal([beta])
+    Parameters
+    ----------
+    model : Model
+        What was published is its ``pm.Data`` of that name.
+    records : PrivacyAwareGibbs
+    parameters : step method
+        Draws from their conditional distribution given the records.
+    kept : callable
+        What to keep of a point.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        records: dp.PrivacyAwareGibbs,
+        parameters: Any,
+        kept: Callable[[dict[str, np.ndarray]], np.ndarray],
+    ) -> None:
+        self.model, self.records, self.parameters, self.kept = model, records, parameters, kept
+
+    @classmethod
+    def of_regression(cls, noncentered: Any) -> Chain:
+        """The coefficients are drawn from their normal conditional."""
+        model, records, beta = regression(100)
+        with model:
+            step = dp.PrivacyAwareGibbs(records, noncentered=noncentered)
+            return cls(model, step, dp.ConjugateNormal([beta]), lambda point: point["beta"])
 
     def run(
         self, published: np.ndarray, seed: int, tune: int, draws: int
     ) -> tuple[np.ndarray, list[dict[str, Any]], float]:
-        """(draws, 3) coefficients, what the step told in all iterations, and CPU seconds."""
+        """(draws, d) kept parameters, what the step told in all iterations, and CPU seconds."""
         with self.model:
             pm.set_data({"published": published})
         self.records.set_rng(np.random.default_rng(seed))
-        self.coefficients.set_rng(np.random.default_rng(10**6 + seed))
+        self.parameters.set_rng(np.random.default_rng(10**6 + seed))
         point, kept, told = self.model.initial_point(), [], []
         for k in range(tune + draws):
             if k == tune:
                 self.records.stop_tuning()
                 begin = time.process_time()
             point, [stat] = self.records.step(point)
-            point, _ = self.coefficients.step(point)
-            kept.append(point["beta"])
+            point, _ = self.parameters.step(point)
+            kept.append(self.kept(point))
             told.append(stat)
         return np.array(kept[tune:]), told, time.process_time() - begin
 
 
-def mixing(epsilon: float, noncentered: Any, iterations: int) -> dict[str, Any]:
+def mixing(chain: Chain, epsilon: float, noncentered: Any, iterations: int) -> dict[str, Any]:
     """Effective draws of the coefficients, which are drawn from their normal distribution."""
     published = publish(np.random.default_rng(4), 100, epsilon)
-    chain = Chain(epsilon, noncentered)
     kept, told, seconds = chain.run(published, 5, iterations // 4, iterations)
     effective = [float(az.ess(kept[None, :, k])) for k in range(3)]
     return {
@@ -236,9 +271,10 @@ def mixing(epsilon: float, noncentered: Any, iterations: int) -> dict[str, Any]:
     }
 
 
-def coverage(epsilon: float, repeats: int, iterations: int, noncentered: Any) -> dict[str, Any]:
+def coverage(
+    chain: Chain, epsilon: float, repeats: int, iterations: int, noncentered: Any
+) -> dict[str, Any]:
     """Coverage of 90 % intervals at fixed coefficients, over new records and releases."""
-    chain = Chain(epsilon, noncentered)
     inside, means, accepted = [], [], []
     for r in range(repeats):
         published = publish(np.random.default_rng(1000 + r), 100, epsilon)
@@ -323,7 +359,7 @@ def r_seconds() -> float | None:
     s = publish(np.random.default_rng(1), 100, 1.0)
     try:
         found = subprocess.run(
-            ["Rscript", "-e", R_CODE, *[str(v) for v in s]],
+            ["Rscript", "-e", R_CODE, *[str(v) for v in s[:-1]]],
             capture_output=True,
             text=True,
             check=True,
@@ -354,9 +390,10 @@ def main() -> None:
         console.print("log-linear", found["log_linear"])
     table = Table("epsilon", "moves", "ESS per 1000", "ESS per second", "moved", "lowest alpha")
     found["mixing"] = []
+    chains = {noncentered: Chain.of_regression(noncentered) for noncentered in (False, "auto")}
     for epsilon in (1.0,) if options.quick else (0.1, 1.0, 10.0):
         for noncentered in (False, "auto"):
-            row = mixing(epsilon, noncentered, 2000 if options.quick else 8000)
+            row = mixing(chains[noncentered], epsilon, noncentered, 2000 if options.quick else 8000)
             found["mixing"].append(row)
             table.add_row(
                 f"{epsilon:g}",
@@ -370,10 +407,10 @@ def main() -> None:
     if options.coverage:
         found["coverage"] = []
         for epsilon in REFERENCE:
-            row = coverage(epsilon, options.coverage, 2500, "auto")
+            row = coverage(chains["auto"], epsilon, options.coverage, 2500, "auto")
             found["coverage"].append(row)
             console.print(row)
-        found["coverage"].append(coverage(0.1, options.coverage, 5000, False))
+        found["coverage"].append(coverage(chains[False], 0.1, options.coverage, 5000, False))
         console.print(found["coverage"][-1])
         if options.figure:
             draw(found["coverage"]).savefig(options.figure, dpi=150)
