@@ -353,7 +353,7 @@ class States:
         marks = ", ".join("?" * (len(after) + 1))
         query = f"SELECT chain, state FROM states WHERE plan = ? AND chain IN ({marks})"
         with self._explained():
-            if not self._in_place():
+            if not (os.path.exists(self.path) and os.path.samestat(os.stat(self.path), self._file)):
                 raise LedgerError(f"{self.path} was moved or replaced; stop, and start again")
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -379,11 +379,6 @@ class States:
         """Leave one file, which can be moved without others."""
         with self._explained():
             self._merge()
-
-    def _in_place(self) -> bool:
-        with suppress(OSError):
-            return os.path.samestat(os.stat(self.path), self._file)
-        return False
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from pymc_dp.owners.teller import Teller
 from pymc_dp.privacy.account import PREPARATION, Account
 from pymc_dp.privacy.accounting import GaussianEvent
 from pymc_dp.privacy.journal import States, Transaction
+from pymc_dp.privacy.plan import Plan
 from tests.owners.common import (
     EPSILONS,
     MARKS,
@@ -564,6 +565,19 @@ def test_a_path_has_no_more_kicks_than_an_iteration(teller: Teller, agreed: int)
     ]
     assert ["answer" in each for each in found] == [True, True, False]
     assert "no more kicks" in found[2]["error"][1]
+
+
+def test_nothing_of_a_run_of_the_owner_itself_is_returned(teller: Teller, agreed: int) -> None:
+    account, plan_id = teller.budget.account, next(_plans)
+    account.record_plan(plan_id, account.plan(agreed))
+    account.begin_run(plan_id, max_runs=1, run_cost=0)
+    account.begin_chain(plan_id)
+    assert account.lease(plan_id, Plan.of(plan_id, account.plan(agreed)).iteration_cost, 20) == 20
+    charged = account.charged(plan_id)
+    assert call(teller, "close", {"plan": plan_id})["error"][0] == "LedgerError"
+    assert call(teller, "end_all", {}) == {"found": {}}
+    assert account.charged(plan_id) == charged
+    assert account.charged(agreed) == 0
 
 
 def test_runs_of_a_process_that_was_killed_are_ended(models: list[pm.Model]) -> None:

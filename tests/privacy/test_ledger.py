@@ -1228,6 +1228,7 @@ class TestStates:
         process.join()
         assert process.exitcode == 0
         states.put("a", {0: "zero"}, {0: "next"})
+        states._connection.execute("PRAGMA wal_checkpoint")
         Path(ledger.path + "2.states").write_bytes(Path(states.path).read_bytes())
         with pytest.raises(LedgerError, match="bring both"):
             States(ledger.path + "2", durable=True)

@@ -217,7 +217,7 @@ def test_a_run_of_an_analyst(ledger: Ledger, capsys: pytest.CaptureFixture[str])
     pay_run(budget.account, run(budget, 1, model="digest"))
     [line] = unended(ledger, capsys)
     assert "end_runs=True" in line
-    budget.account.end_run(1, lambda states: [])
+    budget.account.end_run(1, [])
     assert unended(ledger, capsys) == []
 
 
