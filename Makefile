@@ -62,7 +62,7 @@ docs: $(VENV)/.installed-docs
 PAPERS := dp_hmc_2021 thesis_2021 penalty_2017 hmc_ecs_2019 gibbs_2022
 replications: $(VENV)/.installed-test
 	for paper in $(PAPERS); do \
-	    timeout 240 $(VENV_PYTHON) -m replications $$paper --quick || exit; \
+	    timeout 600 $(VENV_PYTHON) -m replications $$paper --quick || exit; \
 	done
 
 $(VENV)/.installed-demo: EXTRAS = examples
