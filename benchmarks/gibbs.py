@@ -111,9 +111,10 @@ def log_linear(
         q = pm.Dirichlet("q", np.full(answers, 2.0), shape=(features, classes, answers))
         label = pm.Categorical("label", p, shape=n)
         given = [pm.Categorical(f"answer{k}", q[k][label], shape=n) for k in range(features)]
-        rows = [pt.eq((classes * answer + label)[:, None], np.arange(cells)) for answer in given]
+        cell = classes * pt.stack(given, axis=1) + label[:, None]
+        rows = pt.eq(cell[:, :, None], np.arange(cells)).reshape((n, features * cells))
         noisy = np.full(features * cells, n / cells)
-        declare(pt.concatenate(rows, axis=1), np.append(noisy, 2.0 * features))
+        declare(rows, np.append(noisy, 2.0 * features))
     return model, [label, *given]
 
 
