@@ -59,7 +59,7 @@ docs: $(VENV)/.installed-docs
 	PYMC_DP_DOCS_DRAWS=$(DOCS_DRAWS) $(VENV_PYTHON) -m sphinx -n -W --keep-going -q docs docs/_build/html
 	$(VENV_PYTHON) docs/check_links.py docs/_build/html
 
-PAPERS := dp_hmc_2021 thesis_2021 penalty_2017 hmc_ecs_2019 gibbs_2022
+PAPERS := $(basename $(notdir $(wildcard replications/results/*.json)))
 replications: $(VENV)/.installed-test
 	for paper in $(PAPERS); do \
 	    timeout 600 $(VENV_PYTHON) -m replications $$paper --quick || exit; \

@@ -30,8 +30,8 @@ import pytensor.tensor as pt
 
 import pymc_dp as dp
 from benchmarks.models import EVERYDAY, Arrays, Data, Problem, everyday
-from benchmarks.reference import reference
-from benchmarks.runs import METHODS, private_run, quiet
+from benchmarks.reference import Reference, reference
+from benchmarks.runs import METHODS, Run, private_run, quiet
 from pymc_dp.base.matrices import Coordinates
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import ConsistentScore
@@ -44,6 +44,11 @@ CHAINS, DRAWS = 2, 500
 CLIPPING = {"consistent": "DPLangevin", "beyond the tail": "DPLangevin without"}
 QUICK = ("everyday_logistic", "everyday_poisson")
 METHODS["DPLangevin without"] = (dp.DPLangevin, {"consistent_clipping": False}, 1000)
+
+
+def _shift(run: Run, exact: Reference) -> np.ndarray:
+    """(d,) error of the posterior means, in posterior sds."""
+    return (run.theta.mean(axis=(0, 1)) - exact.draws.mean(axis=0)) / exact.draws.std(axis=0)
 
 
 def measure(problem: Problem, epsilon: float, repeats: int, first: int = 1) -> dict[str, Any]:
@@ -62,8 +67,7 @@ def measure(problem: Problem, epsilon: float, repeats: int, first: int = 1) -> d
             found.update(parameters=plan.d, planned=plan.error)
         for clipping, method in CLIPPING.items():
             run = private_run(problem, data, method, epsilon, chains=CHAINS, draws=DRAWS, seed=seed)
-            theta = run.theta.reshape(-1, plan.d)
-            error = (theta.mean(axis=0) - exact.draws.mean(axis=0)) / exact.draws.std(axis=0)
+            theta, error = run.theta.reshape(-1, plan.d), _shift(run, exact)
             ratios = theta.std(axis=0) / exact.draws.std(axis=0)
             runs[clipping].append(
                 {
@@ -94,8 +98,7 @@ def rehearsed(problem: Problem, epsilon: float, repeats: int, first: int = 1) ->
         run = private_run(
             problem, data, "DPLangevin", epsilon, chains=CHAINS, draws=DRAWS, seed=seed
         )
-        theta = run.theta.reshape(-1, exact.draws.shape[1])
-        runs.append((theta.mean(axis=0) - exact.draws.mean(axis=0)) / exact.draws.std(axis=0))
+        runs.append(_shift(run, exact))
         with problem.model(data) as model:
             dp.PrivacyBudget(epsilon, problem.delta, privacy_unit=data.arrays.get("unit"))
         tried = dp.rehearse(
@@ -211,8 +214,7 @@ def misspecified(name: str, epsilon: float, repeats: int) -> dict[str, Any]:
             data = problem.data(seed)
             exact = reference(problem, data, seed)
             run = private_run(problem, data, method, epsilon, chains=CHAINS, draws=DRAWS, seed=seed)
-            means = run.theta.reshape(-1, exact.draws.shape[1]).mean(axis=0)
-            shifts.append((means - exact.draws.mean(axis=0)) / exact.draws.std(axis=0))
+            shifts.append(_shift(run, exact))
         found[clipping] = np.mean(shifts, axis=0).tolist()
     return found
 

@@ -19,7 +19,17 @@ from pymc_dp.privacy.accounting import mu_from_budget
 from pymc_dp.publication.results import unconstrain
 from pymc_dp.records.extraction import extract
 
-__all__ = ["LAPLACE", "METHODS", "ONE_SHOT", "Run", "mu2", "one_shot", "private_run", "quiet"]
+__all__ = [
+    "LAPLACE",
+    "METHODS",
+    "ONE_SHOT",
+    "Run",
+    "mu2",
+    "one_shot",
+    "private_run",
+    "quiet",
+    "released_by",
+]
 
 #: Step, its arguments, draws per chain.  All chains share a budget, and DPHMC and DPPenalty make
 #: moves as long as it allows: more and shorter ones gain little beyond these numbers, fewer chains
@@ -73,6 +83,22 @@ def mu2(problem: Problem, epsilon: float) -> float:
     return mu_from_budget(epsilon, problem.delta) ** 2
 
 
+def released_by(step: Any, seed: int, **kwargs: Any) -> Any:
+    """What `dp.sample` releases of the run that a step was built for, one chain after the other."""
+    plan = step.plan
+    return dp.sample(
+        plan.draws,
+        tune=plan.tune,
+        chains=plan.chains,
+        step=step,
+        cores=1,
+        random_seed=seed,
+        progressbar=False,
+        compute_convergence_checks=False,
+        **kwargs,
+    )
+
+
 def private_run(
     problem: Problem,
     data: Data,
@@ -102,15 +128,7 @@ def private_run(
                 draws = draws or length
                 step = step_type(draws=draws, chains=chains, progressbar=False, **options)
                 built = time.perf_counter()
-                released = dp.sample(
-                    draws,
-                    chains=chains,
-                    step=step,
-                    cores=1,
-                    random_seed=seed,
-                    progressbar=False,
-                    compute_convergence_checks=False,
-                )
+                released = released_by(step, seed)
                 end = time.perf_counter()
     posterior = _compat.group(released, "posterior")
     groups = _compat.group_names(released)

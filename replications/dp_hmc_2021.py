@@ -6,7 +6,8 @@
     python -m replications dp_hmc_2021 --json replications/results/dp_hmc_2021.json
 
 Settings are those of the authors' code, github.com/DPBayes/DP-HMC-experiments: the text has the
-clip norms of log-likelihood ratios alone.  Data are drawn anew, from the paper's distributions.
+clip norms of log-likelihood ratios alone.  Data are other draws of the paper's
+distributions.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from scipy.special import erfc
 
 import pymc_dp as dp
 from benchmarks.models import PAPER, Problem
-from benchmarks.runs import mu2, private_run
+from benchmarks.runs import mu2, private_run, released_by
 from pymc_dp.privacy.accounting import SubsampledGaussianEvent, mu_from_budget
 from pymc_dp.privacy.subsampled import epsilon_of
 from replications import fourier
 from replications.ratio_clipping import CHAINS, SEED, Problems, Sample, clip, split_rhat
-from replications.report import Found, Row
+from replications.report import Found, Row, mean_and_error
 
 __all__ = ["PAPER_MMD", "best_of_paper", "run"]
 
@@ -187,16 +188,7 @@ def sample(of: Problems, setting: Setting, epsilon: float, draws: int, seed: int
         step = setting.step(
             draws=draws, chains=CHAINS, scaling=1.0, progressbar=False, **setting.options
         )
-        released = dp.sample(
-            draws,
-            chains=CHAINS,
-            step=step,
-            cores=1,
-            random_seed=seed,
-            initvals=of.starts(seed),
-            progressbar=False,
-            compute_convergence_checks=False,
-        )
+        released = released_by(step, seed, initvals=of.starts(seed))
     posterior = released["posterior"]
     columns = [posterior[name].values.reshape(CHAINS, draws, -1) for name in of.data.truth]
     theta = np.concatenate(columns, axis=2)[:, draws // 2 :]
@@ -206,12 +198,6 @@ def sample(of: Problems, setting: Setting, epsilon: float, draws: int, seed: int
 def mean_error(flat: np.ndarray, exact: np.ndarray) -> float:
     """Distance of the means, the other figure of the paper."""
     return float(np.linalg.norm(flat.mean(axis=0) - exact.mean(axis=0)))
-
-
-def _mean(values: list[float]) -> tuple[float, float | None]:
-    """Mean and, of several, its standard error."""
-    error = float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
-    return float(np.mean(values)), error
 
 
 # -- Figure 1: MMD by epsilon ---------------------------------------------------------------------
@@ -244,7 +230,7 @@ def starting_points(of: Problems) -> Row:
     name = of.problem.name
     why = "Our data, and the covariance of gauss, are other draws of the same law."
     what = "MMD, starting points alone"
-    return Row(f"Figure 1, {name}", what, PAPER_STARTS[name], *_mean(values), why)
+    return Row(f"Figure 1, {name}", what, PAPER_STARTS[name], *mean_and_error(values), why)
 
 
 def published(name: str) -> dict[str, dict[str, list[float]]]:
@@ -269,10 +255,10 @@ def compare(found: Found, of: Problems, quick: bool) -> None:
             draws = setting.draws(of.problem, epsilon) // (4 if quick else 1)
             repeats = setting.repeats if epsilon == 4.0 and not quick else 1
             runs = [sample(of, setting, epsilon, draws, seed) for seed in range(1, repeats + 1)]
-            value, error = _mean([dp.mmd(run.flat, of.exact) for run in runs])
+            value, error = mean_and_error([dp.mmd(run.flat, of.exact) for run in runs])
             points["epsilon"].append(epsilon)
             points["mmd"].append(value)
-            points["error"].append(_mean([mean_error(run.flat, of.exact) for run in runs])[0])
+            points["error"].append(np.mean([mean_error(run.flat, of.exact) for run in runs]).item())
             points["rhat"].append(min(split_rhat(run.theta) for run in runs))
             paper = PAPER_MMD[name][sampler].get(epsilon)
             what = f"MMD, {sampler}, ε = {epsilon:g}"

@@ -208,7 +208,7 @@ def _why_time(measured: Measured, name: str) -> str:
         ratio = cost * normal_inefficiency(own.settings["step_size"] * own.settings["n_steps"])
         ratio /= normal_inefficiency(PATH["path_length"])
         found = (
-            "Momentum drawn anew for each draw, next to no friction. Exact trajectories on a "
+            "New momentum for each draw, next to no friction. Exact trajectories on a "
             f"normal posterior would give {ratio:.3g} for all parameters."
         )
         if name == "SG-HMC, L = 7":

@@ -29,7 +29,8 @@ import pymc_dp as dp
 from benchmarks.exponential import measure
 from benchmarks.metrics import diagnostics
 from benchmarks.models import Arrays, Data, Problem
-from replications.report import Found, Row
+from benchmarks.runs import released_by
+from replications.report import Found, Row, mean_and_error
 
 __all__ = ["run"]
 
@@ -186,15 +187,7 @@ def sampled(
         warnings.simplefilter("ignore")
         step = sampler(draws=draws, chains=chains, progressbar=False, **settings)
         begin = time.perf_counter()
-        released = dp.sample(
-            draws,
-            chains=chains,
-            step=step,
-            cores=1,
-            random_seed=seed,
-            progressbar=False,
-            compute_convergence_checks=False,
-        )
+        released = released_by(step, seed)
         seconds = time.perf_counter() - begin
     posterior, stats = released["posterior"], released["sample_stats"]
     columns = [f(posterior[name].values) for name, f in PARAMETERS[problem.name].values()]
@@ -252,12 +245,6 @@ def settings_of(sampler: type, n: int, step: float) -> dict[str, Any]:
     """Settings in units of the posterior sd; slopes of a record's log-likelihood are below 1."""
     clip = {"clip_norm": width(n)} if sampler is dp.DPPenalty else {}
     return {"scaling": width(n), "step_size": step, **clip}
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean over repeats and its standard error."""
-    mean = float(np.mean(values))
-    return mean, float(np.std(values, ddof=1) / math.sqrt(len(values))) if values[1:] else None
 
 
 # -- accounting -----------------------------------------------------------------------------------

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from benchmarks.machine import description
 
-__all__ = ["RESULTS", "Found", "Row", "load"]
+__all__ = ["RESULTS", "Found", "Row", "load", "mean_and_error"]
 
 #: Results of full runs, which the documentation reads.
 RESULTS = Path(__file__).parent / "results"
@@ -84,6 +85,12 @@ class Found:
         }
         text = _LIST.sub(lambda found: " ".join(found[0].split()), json.dumps(cells, indent=1))
         path.write_text(text + "\n", encoding="utf-8")
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean over repeats and, of several, its standard error."""
+    mean, k = float(np.mean(values)), len(values)
+    return mean, float(np.std(values, ddof=1) / math.sqrt(k)) if k > 1 else None
 
 
 def load(paper: str) -> Found:

@@ -25,13 +25,14 @@ from scipy.special import binom, erfc, logsumexp
 import pymc_dp as dp
 from benchmarks.models import BANANA
 from benchmarks.reference import bend
+from benchmarks.runs import released_by
 from pymc_dp.privacy.accounting import (
     FixedBatchGaussianEvent,
     SubsampledGaussianEvent,
     mu_from_budget,
 )
 from pymc_dp.privacy.subsampled import epsilon_of
-from replications.report import Found, Row
+from replications.report import Found, Row, mean_and_error
 
 #: Of the thesis (section 7.2), and what it needs but does not print: delta, n0 of tempering.
 N, DELTA, N_TEMPERED = 100_000, 1e-6, 1000
@@ -173,26 +174,11 @@ def sample(
         warnings.simplefilter("ignore")  # small and repeated budgets are intended here
         with banana.model(epsilon, away):
             planned = step(draws=draws, chains=chains, progressbar=False, **settings)
-            released = dp.sample(
-                draws,
-                chains=chains,
-                step=planned,
-                cores=1,
-                random_seed=seed,
-                progressbar=False,
-                compute_convergence_checks=False,
-            )
+            released = released_by(planned, seed)
     posterior, stats = released["posterior"], released["sample_stats"]
     columns = [np.asarray(posterior[name]) for name in NAMES if name in posterior]
     theta = np.concatenate([x.reshape(*x.shape[:2], -1) for x in columns], axis=2)
     return Chains(theta, float(stats["dp_accepted"].mean()), planned)
-
-
-def _with_error(values: list[float]) -> tuple[float, float | None]:
-    """Mean and its standard error."""
-    several = len(values) > 1
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if several else None
-    return float(np.mean(values)), error
 
 
 # -- Figure 7.1: clipping without privacy ---------------------------------------------------------
@@ -219,7 +205,7 @@ def clipping(found: Found, given: Settings) -> None:
         exact = [dp.mmd(banana.exact(2000, seed=2 + k), reference) for k in range(10)]
         found.series[f"7.1 d={d} exact"] = {"mmd": exact}
         found.rows.append(
-            Row(f"Figure 7.1, d={d}", "MMD of exact samples", None, *_with_error(exact))
+            Row(f"Figure 7.1, d={d}", "MMD of exact samples", None, *mean_and_error(exact))
         )
         for sampler in ("HMC", "RWMH"):
             curve: dict[str, list[Any]] = {"bound": [], "clipped": [], "mmd": []}
@@ -264,7 +250,7 @@ def _clipping_row(
             "scales, and chains begin 5 standard deviations from the truth in each coordinate."
         )
     what = f"MMD, {sampler}, bound {bound:g} sd of a ratio{share}"
-    return Row(f"Figure 7.1, d={d}", what, None, *_with_error(values), why)
+    return Row(f"Figure 7.1, d={d}", what, None, *mean_and_error(values), why)
 
 
 def _harmless(found: Found) -> Row:
@@ -367,10 +353,10 @@ def _private_rows(name: str, d: int, power: float, epsilon: float, runs: Runs) -
     what = f"{name}, epsilon {epsilon:g}, T = {power:g}"
     bend_sds = BANANA.a * Banana(2, power=power).scales[0] ** 2 / Banana(2, power=power).scales[1]
     why = f"{100 * runs.accepted:.0f} % accepted; bend of {bend_sds:.1f} sds."
-    yield Row(f"Figure 7.2, d={d}", f"MMD, {what}", None, *_with_error(runs.mmd), why)
+    yield Row(f"Figure 7.2, d={d}", f"MMD, {what}", None, *mean_and_error(runs.mmd), why)
     if runs.normal and name in ("penalty", "HMC"):
         what = f"MMD without the two bent coordinates, {what}"
-        yield Row(f"Figure 7.2, d={d}", what, None, *_with_error(runs.normal))
+        yield Row(f"Figure 7.2, d={d}", what, None, *mean_and_error(runs.normal))
 
 
 def samplers(found: Found, given: Settings) -> None:
@@ -436,8 +422,8 @@ def reuse(found: Found, given: Settings) -> None:
                 None,
                 "" if again else "L + 1 each iteration: the default with settings by hand.",
             ),
-            Row("Algorithm 3", f"part accepted, d={d}, {label}", None, *_with_error(accepted)),
-            Row("Algorithm 3", f"MMD, d={d}, epsilon 4, {label}", None, *_with_error(values)),
+            Row("Algorithm 3", f"part accepted, d={d}, {label}", None, *mean_and_error(accepted)),
+            Row("Algorithm 3", f"MMD, d={d}, epsilon 4, {label}", None, *mean_and_error(values)),
         ]
 
 

@@ -48,7 +48,7 @@ _EXCESS = 0.15  # how much clipped scores exceed the bound, in units of it
 _TAIL = 0.03  # fraction of the curvatures that may be clipped, which makes intervals wider
 _TRIES = 100  # places near the initial point that are tried where there are no prior draws
 _SEED = 0  # seed of the draws: all is public
-_PRIOR_DRAWS = _NORMAL_DRAWS = 4000  # of the prior, where nothing was learned; of a normal target
+_DRAWS = 4000  # of the prior, where nothing was learned, and of a normal target
 _UNTOUCHED = 0.8  # part of the prior's width from which on the records have said next to nothing
 
 
@@ -354,7 +354,7 @@ class Quadratic(Form):
             width = np.linalg.cholesky(covariance)
         except np.linalg.LinAlgError:
             return None
-        drawn = np.random.default_rng(_SEED).standard_normal((_NORMAL_DRAWS, len(zero)))
+        drawn = np.random.default_rng(_SEED).standard_normal((_DRAWS, len(zero)))
         drawn = covariance @ target.gradient(zero) + drawn @ width.T
         known = np.linalg.solve(at.scaling, (parts.prior_draws - at.location).T).T
         places = np.concatenate([drawn, known])
@@ -422,7 +422,7 @@ class PriorOnly(Form):
         parts, draws = preparing.parts, None
         public = set(parts.budget.public)
         if not any(rv.name in public for rv in parts.model.observed_RVs):
-            draws = parts.draw_prior(_PRIOR_DRAWS, secrets.randbits(32))
+            draws = parts.draw_prior(_DRAWS, secrets.randbits(32))
         if draws is not None and not np.isfinite(draws).all():
             draws = None
         nothing = {name: self.curvature.tolist() for name in ("curvature", "covariance")}

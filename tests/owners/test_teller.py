@@ -236,6 +236,13 @@ def test_errors_do_not_tell_of_records(teller: Teller, monkeypatch: pytest.Monke
     assert b"ValueError" in reply
 
 
+def on_a_file(folder: Path) -> pm.Model:
+    """An owner whose ledger is a file."""
+    path = folder / "ledger"
+    dp.Ledger.create(path)
+    return owner(0, ledger=path, resume=True)
+
+
 # -- an owner that is killed ----------------------------------------------------------------------
 
 
@@ -283,9 +290,7 @@ def test_an_owner_that_is_killed_goes_on(tmp_path: Path, models: list[pm.Model])
 
 def test_what_units_gathered_is_gathered_again(tmp_path: Path) -> None:
     """The energy error after a restart is that of an owner that went on, up to its noise."""
-    path = tmp_path / "ledger"
-    dp.Ledger.create(path)
-    model = owner(0, ledger=path, resume=True)
+    model = on_a_file(tmp_path)
     teller = Teller(model)
     counts = {"gradient": 2, "energy_error": 1}
     message = plan_message(
@@ -411,9 +416,7 @@ def test_a_persistent_owner_must_resume(tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_answer_for_one_owner(tmp_path: Path) -> None:
-    path = tmp_path / "ledger"
-    dp.Ledger.create(path)
-    model = owner(0, ledger=path, resume=True)
+    model = on_a_file(tmp_path)
     first = Teller(model)
     with pytest.raises(dp.PrivacyError, match="Another process answers for this owner"):
         Teller(model)
@@ -467,9 +470,7 @@ def unlocked(model: pm.Model, monkeypatch: pytest.MonkeyPatch) -> Teller:
 def test_a_charge_has_one_answer_without_the_lock_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "ledger"
-    dp.Ledger.create(path)
-    model = owner(0, ledger=path, resume=True)
+    model = on_a_file(tmp_path)
     one, two = Teller(model), unlocked(model, monkeypatch)
     message = plan_message(chains=2, noise_multipliers={"gradient": 100.0})
     for teller in (one, two):
@@ -488,9 +489,7 @@ def test_a_charge_has_one_answer_without_the_lock_too(
 
 
 def test_chains_that_began_are_not_answered_without_their_states(tmp_path: Path) -> None:
-    path = tmp_path / "ledger"
-    dp.Ledger.create(path)
-    model = owner(0, ledger=path, resume=True)
+    model = on_a_file(tmp_path)
     first = Teller(model)
     assert call(first, "agree", plan_message()) == {"found": {}}
     question = {"chain": 0, "number": 0, "query": kick()}
@@ -515,9 +514,7 @@ def test_chains_that_began_are_not_answered_without_their_states(tmp_path: Path)
 def test_a_chain_is_not_answered_before_the_ledger_knows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "ledger"
-    dp.Ledger.create(path)
-    model = owner(0, ledger=path, resume=True)
+    model = on_a_file(tmp_path)
     first = Teller(model)
     assert call(first, "agree", plan_message()) == {"found": {}}
     question = {"chain": 0, "number": 0, "query": kick()}
@@ -597,9 +594,7 @@ def test_runs_of_a_process_that_was_killed_are_ended(models: list[pm.Model]) -> 
 
 
 def test_a_run_is_ended_by_who_serves_another_model(tmp_path: Path) -> None:
-    path = tmp_path / "ledger"
-    dp.Ledger.create(path)
-    model = owner(0, ledger=path, resume=True)
+    model = on_a_file(tmp_path)
     first = Teller(model)
     assert call(first, "agree", plan_message()) == {"found": {}}
     first.close()
