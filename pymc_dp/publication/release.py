@@ -57,7 +57,7 @@ _EDGE = 0.9
 _WIDEST = 2.5
 #: Effective draws from which an exploration is better than widened draws (these may be off by
 #: several sds), and ``target_accept`` of the first and the second exploration.
-_FEWEST, _CARE = 50.0, (0.9, 0.99)
+_FEWEST, _CARE = 50.0, (0.9, 0.99, 0.99)
 
 
 def drop(budget: PrivacyBudget, paid: PaidDraws) -> None:
@@ -325,14 +325,14 @@ class _Exploration:
         starts = np.array([self.at.theta(w) for w in chosen])
         sound = []
         with working("Exploring what was released", self.progressbar):
-            for care in _CARE:  # the second for the neck of a funnel
+            for care in _CARE:  # more of it for the neck of a funnel
                 with contextlib.suppress(Exception):
                     found = explore(
                         theta, target, starts, int(rng.integers(2**31)), self.at.scaling, care
                     )
                     if found.effective >= _FEWEST and not found.apart:
                         sound.append(found)
-                        if found.effective >= ENOUGH:
+                        if sum(each.effective for each in sound) >= ENOUGH:
                             break
         if not sound:
             return None

@@ -175,8 +175,6 @@ def check_released(safe: Any, shapes: dict[str, tuple[int, ...]], budget: dp.Pri
     if "group" in posterior.coords:  # labels were not declared public
         assert posterior["group"].values.tolist() == [0, 1, 2]
     assert {str(name) for name in stats} == {"dp_accepted", "dp_epsilon", "dp_plan_id"}
-    # accepted with a probability of 0.5 or more: by chance all are rejected once in 2^40 runs
-    assert stats["dp_accepted"].values.sum() > 0
     moved = np.diff(posterior[next(iter(shapes))].values.reshape(CHAINS, DRAWS, -1), axis=1)
     assert np.array_equal(moved.any(axis=-1), stats["dp_accepted"].values[:, 1:])
 
@@ -258,6 +256,9 @@ def test_step(model_name, step_name, tmp_path):
     )
     check_ledger(budget, step, 3)
     check_released(safe, shapes, budget)
+    if step_name != "penalty-independence":  # its noise rejects all 40 once in about 50 runs
+        # others accept with a probability of 0.5 or more: all are rejected once in 2^40 runs
+        assert _compat.group(safe, "sample_stats")["dp_accepted"].values.sum() > 0
     # calibrated: the three runs use the budget, up to the rounding of the ledger
     assert 0 <= budget.remaining().gdp_mu2 < 1e-6 * budget.spent().gdp_mu2
     check_round_trip(safe, tmp_path / "posterior.nc")
