@@ -139,10 +139,11 @@ def dpvi(given: Arrays) -> Arrays:
 def noise_aware_dpvi(given: Arrays) -> Arrays:
     """Alrawajfeh, Jälkö & Honkela (2025): their DP-SGD, from a checkout of their code.
 
-    Settings are theirs, but for the number of iterations (theirs is 10,000, and 50 seconds) and for
-    noise that serves the substitute relation.  Their model of the trace of noisy gradients has one optimum, curvature and sampling variance for each
-    variational parameter, a priori and a posteriori independent of the others.  Here it is
-    integrated on a grid, in place of their NUTS with dense matrices, which takes many minutes.
+    Settings are theirs, but for the number of iterations (10,000 of theirs take 50 seconds) and for
+    noise that serves the substitute relation.  Their model of the trace of noisy gradients has one
+    optimum, curvature and sampling variance for each variational parameter, independent of the
+    others a priori and a posteriori.  Here it is integrated on a grid, in place of their NUTS with
+    dense matrices, which takes many minutes.
     """
     import types
 
@@ -200,7 +201,7 @@ def _softplus(x: np.ndarray) -> np.ndarray:
 
 
 def _optima(rng: np.random.Generator, args: Any, found: Any) -> np.ndarray:
-    """(draws, parameters) of the optimum, given gradients g ~ N(q h (phi - optimum), s^2 + sd^2)."""
+    """(draws, parameters) of the optimum, if gradients are N(q h (phi - optimum), s^2 + sd^2)."""
     burn_in = int(args.trace_burn_in_percentage * found.phi_trace.shape[0])
     phi, g = (np.asarray(a, float)[burn_in:] for a in (found.phi_trace, found.gradient_trace))
     ones, t, columns = np.ones(args.theta_dimension), len(phi), []
