@@ -287,7 +287,7 @@ PEERS = {
     "noise_aware_dpvi": ("noise-aware DPVI", ("linear", "rate", "waiting")),
 }
 #: What is run at which epsilon; all with delta = 1e-5.
-EPSILONS = {"linear": (0.1, 0.3, 1.0), "line": (1.0,), "rate": (1.0, 0.1), "waiting": (1.0, 0.1)}
+EPSILONS = {"linear": (0.1, 0.3, 1.0), "line": (1.0,), "rate": (0.1,), "waiting": (0.1,)}
 EPSILONS["adult"] = (1.0,)
 
 
