@@ -548,8 +548,8 @@ def main() -> None:
     args = parser.parse_args()
     quiet()
     peers = Peers(args.python)
-    facts = {"date": date.today().isoformat(), "machine": description(), "versions": peers.versions}
-    store = Store(args.json, facts)
+    facts = {"date": date.today().isoformat(), "machine": description()}
+    store = Store(args.json, {**facts, "versions": peers.versions, "missing": peers.missing})
     if args.json is not None and args.json.exists():
         store.cells = json.loads(args.json.read_text(encoding="utf-8"))["cells"]
     for interpreter, versions in peers.versions.items():
@@ -581,7 +581,6 @@ def main() -> None:
             task, k = make(), min(repeats, 3) if name == "adult" else repeats
             for epsilon in (1.0,) if args.quick else EPSILONS[name]:
                 private(store, peers, name, task, epsilon, k, args.methods, **given)
-    facts["missing"] = peers.missing
     store.write()
 
 
