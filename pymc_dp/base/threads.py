@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cache
 from itertools import pairwise
+from threading import RLock
 from typing import Any
 
 import pymc_dp.base.jit  # noqa: F401  before numba: sets how it rounds
@@ -27,6 +28,9 @@ _WORTH = 2**18
 
 #: For functions called once: no compilation, no compiler needed, and constants stay in the graph.
 INTERPRETED = Mode(linker="py", optimizer=None)
+
+#: Held while flags of PyTensor are changed: two threads at once would leave them changed.
+FLAGS = RLock()
 
 _workers: int | None = None
 
@@ -88,7 +92,7 @@ class ExactLinker(NumbaLinker):
 
     def fgraph_convert(self, fgraph: Any, **kwargs: Any) -> Any:
         """Convert the functions of all operations, without fastmath."""
-        with pytensor.config.change_flags(numba__fastmath=False):
+        with FLAGS, pytensor.config.change_flags(numba__fastmath=False):
             return super().fgraph_convert(fgraph, **kwargs)
 
     def jit_compile(self, fn_and_cache: Any) -> Any:
@@ -110,5 +114,4 @@ def exact(mode: Any) -> Mode:
 
 def code_of(function: Any) -> Any:
     """What Numba made of a function, which keeps nothing between calls; None if it did not."""
-    exactly = isinstance(function.maker.linker, ExactLinker)
-    return function.vm.jit_fn if exactly else None
+    return function.vm.jit_fn if isinstance(function.maker.linker, ExactLinker) else None

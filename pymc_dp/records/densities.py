@@ -350,8 +350,7 @@ def _outcome(graph: RowGraph, which: int, rv: Variable, value: Variable) -> Outc
         raise _Unknown
     else:
         support = _interval(rv, graph.leaves)
-    hashed = _hashed(rv, leaf, graph.leaves)
-    return Outcome(leaf, discrete, *support, _modes(rv), hashed)
+    return Outcome(leaf, discrete, *support, _modes(rv), _hashed(rv, leaf, graph.leaves))
 
 
 def _hashed(rv: Variable, own: int, leaves: Sequence[RowLeaf]) -> tuple[int, ...]:

@@ -207,8 +207,7 @@ def extract(
     refuse_captured_rows(groups)
     public_logp = _public_logp(model, public, groups, shapes, length, counts)
     _refuse_start_at_a_record(model, groups)
-    initial = parameters.ravel(point)
-    return Records(parameters, tuple(groups), public_logp, n_units, initial)
+    return Records(parameters, tuple(groups), public_logp, n_units, parameters.ravel(point))
 
 
 def _terms(

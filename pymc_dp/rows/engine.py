@@ -216,8 +216,7 @@ class RowEngine:
         members = {int(j) for block in blocks for j in block}
         for group in self.groups:
             _, jacobians = group.functions.shared(theta)
-            for k, cut in enumerate(group.functions.ordered):
-                jacobian = jacobians[k]
+            for cut, jacobian in zip(group.functions.ordered, jacobians, strict=True):
                 if cut.kind != "index" or jacobian is None:
                     continue
                 for j in members:

@@ -40,7 +40,7 @@ from scipy.linalg import solve_triangular
 from pymc_dp.base.compat import SolveTriangular
 from pymc_dp.base.jit import DIGEST, compiled
 from pymc_dp.base.matrices import Coordinates
-from pymc_dp.base.threads import INTERPRETED, code_of, exact
+from pymc_dp.base.threads import FLAGS, INTERPRETED, code_of, exact
 from pymc_dp.records.ancestry import ancestors_without_shapes
 from pymc_dp.records.arithmetic import without_errors
 from pymc_dp.records.extraction import Records
@@ -265,7 +265,7 @@ class _Fusion(FusionOptimizer):
     """PyTensor's loop fusion without NumPy's limit of 32 operands, which it assumes without C++."""
 
     def apply(self, fgraph: Any) -> Any:
-        with pytensor.config.change_flags(cxx=pytensor.config.cxx or "none"):
+        with FLAGS, pytensor.config.change_flags(cxx=pytensor.config.cxx or "none"):
             return super().apply(fgraph)
 
 

@@ -223,8 +223,7 @@ class RowGroup:
             for where in blocks[some]:
                 block(where)
 
-        for _ in over(part, len(blocks), numbers):
-            pass
+        over(part, len(blocks), numbers)
 
     def shared(
         self, coordinates: Coordinates, theta: np.ndarray | None = None

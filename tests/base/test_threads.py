@@ -6,10 +6,13 @@ import logging
 import multiprocessing
 import os
 import threading
+import time
 import warnings
+from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytest
 
 import pymc_dp as dp
@@ -114,3 +117,28 @@ def test_which_threads_there_are_is_said(
         dp.DPLangevin(draws=2, tune=0, chains=2, form="anchored", progressbar=False)
     # a thousand numbers: three pieces of 300 or more
     assert "read by 3 threads if chains run one after the other, by 2 in each of 2" in caplog.text
+
+
+def test_flags_of_pytensor_are_as_before_after_threads_that_compile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second to begin ends last: it would put back what the first had set."""
+    began = threading.Event()
+
+    def convert(linker: Any, graph: Any) -> None:
+        second = began.is_set()
+        began.set()
+        time.sleep(0.4 if second else 0.2)
+
+    monkeypatch.setattr(threads.NumbaLinker, "fgraph_convert", convert)
+    before = pytensor.config.numba__fastmath
+    first, last = (
+        threading.Thread(target=threads.ExactLinker().fgraph_convert, args=(None,))
+        for _ in range(2)
+    )
+    first.start()
+    began.wait()
+    last.start()
+    first.join()
+    last.join()
+    assert pytensor.config.numba__fastmath == before

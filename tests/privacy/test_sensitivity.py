@@ -406,7 +406,7 @@ def interval(queries, mechanism, values, lower, upper):
     change=st.one_of(st.floats(-1e4, 1e4), st.sampled_from(NASTY)),
     lower=ends,
     upper=ends,
-    tau=st.floats(1e-11, 1e6),
+    tau=st.floats(1e-9, 1e6),
     neighboring=st.sampled_from(RELATIONS),
 )
 def test_interval_sums_of_neighbours_and_of_reversed_paths(
