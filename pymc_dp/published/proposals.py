@@ -18,10 +18,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 from numba import njit
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.traversal import toposort
+from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key
+from pytensor.link.utils import compile_function_src
+from pytensor.scalar import get_scalar_type
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp.base.jit import compiled
 from pymc_dp.published.innovations import (
@@ -40,8 +49,10 @@ from pymc_dp.published.reading import (
     check_proposal,
     compiled_exactly,
     forward,
+    impossible_by_entry,
     placed,
 )
+from pymc_dp.records.ancestry import ancestors_without_shapes
 
 _JOINT_CELLS = 32  # of all discrete variables of a record, up to which they are drawn jointly
 
@@ -53,22 +64,27 @@ class Offers(ABC):
     """What the ways have in common: compiled rows, and the density of the releases."""
 
     _move: Function  # what a sweep asks of the model
+    _replace: Callable[..., tuple[int, float]] | None = None
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
         self.published = reading.published()
         self.density = density_of(reading)
+        self.births_and_deaths = bound(births_and_deaths, self.density)
         self._rows = Function(reading.inputs, self._factors(reading.values))
 
     def _factors(self, values: Sequence[Variable]) -> list[Variable]:
         """Rows and local densities of other values of the records."""
         return self.reading.factors(dict(zip(self.reading.values, values, strict=True)))
 
-    def _offered(self, values: Sequence[Variable]) -> list[Variable]:
-        """New values of the records, rows and local densities (-inf at an end of a transform)."""
+    def _offered(self, values: Sequence[Variable], log_ratio: Any = 0.0) -> list[Variable]:
+        """New values of the records, rows, local densities (-inf at an end of a transform), and
+        what else the logarithms of acceptance ratios have.
+        """
         rows, local = self._factors(values)
         outside = [by_row(pt.or_(pt.isinf(v), pt.isnan(v))) > 0 for v in values]
-        return [*values, rows, pt.switch(pt.any(pt.stack(outside), axis=0), -np.inf, local)]
+        local = pt.switch(pt.any(pt.stack(outside), axis=0), -np.inf, local)
+        return [*values, rows, local, pt.zeros(self.reading.n) + log_ratio]
 
     def state(self, point: Sequence[np.ndarray], n_present: int) -> State:
         """Records with their rows and sum, freshly computed."""
@@ -88,33 +104,22 @@ class Offers(ABC):
         """One sweep over all records: which part of them moved, and the lowest log acceptance."""
 
     def _one_by_one(
-        self,
-        state: State,
-        values: Sequence[np.ndarray],
-        rows: np.ndarray,
-        local: np.ndarray,
-        log_ratio: np.ndarray | float,
-        rng: np.random.Generator,
+        self, state: State, rng: np.random.Generator, *asked: Any
     ) -> tuple[float, float]:
-        n = len(state.rows)
-        accepted = np.empty(n, dtype=np.bool_)
-        n_accepted, lowest = replace_one_by_one(
-            self.density,
+        """Offer each record in turn what the model answers when it is `asked`."""
+        code, n = self._move.code, len(state.rows)
+        if self._replace is None:
+            keep = keeping([v.type.ndim for v in self.reading.values])
+            self._replace = replacing(self.density, keep, code or _answered)
+        n_accepted, lowest = self._replace(
+            self._move.asked(asked) if code else tuple(map(np.ascontiguousarray, self._move(*asked))),
+            tuple(state.point[: len(self.reading.latents)]),
             state.rows,
-            np.ascontiguousarray(rows),
-            local - state.local + log_ratio,
+            state.local,
             state.total,
-            -rng.standard_exponential(n),
+            rng.standard_exponential(n),
             state.n_present,
-            accepted,
         )
-        for k, new in enumerate(values):
-            if n_accepted == n:
-                state.point[k] = new
-            else:
-                where = accepted.reshape((-1,) + (1,) * (new.ndim - 1))
-                np.copyto(state.point[k], new, where=where)
-        state.local = np.where(accepted, local, state.local)
         return n_accepted / n, lowest
 
 
@@ -143,15 +148,16 @@ class Prior(Offers):
         self, state: State, rng: np.random.Generator
     ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         """New values of all records, their rows, and their local densities."""
-        fresh = [drawn(rng, shape) for drawn, shape in self._fresh]
-        parameters = state.point[len(self.reading.latents) :]
-        *values, rows, local = self._move(*parameters, *fresh)
+        *values, rows, local, _ = self._move(*self._asked(state, rng))
         return values, rows, local
+
+    def _asked(self, state: State, rng: np.random.Generator) -> list[np.ndarray]:
+        fresh = [drawn(rng, shape) for drawn, shape in self._fresh]
+        return [*state.point[len(self.reading.latents) :], *fresh]
 
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """One sweep."""
-        values, rows, local = self.draw(state, rng)
-        return self._one_by_one(state, values, rows, local, 0.0, rng)
+        return self._one_by_one(state, rng, *self._asked(state, rng))
 
 
 class Soma(Prior):
@@ -161,6 +167,10 @@ class Soma(Prior):
     are precise. Each costs as much as a sweep of the other ways, so there are few.
     """
 
+    def __init__(self, reading: Reading) -> None:
+        super().__init__(reading)
+        self._swap = bound(swap_offers, self.density)
+
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """As many offers as the square root of the number of records; padding is drawn again."""
         values, rows, local = self.draw(state, rng)
@@ -169,8 +179,7 @@ class Soma(Prior):
         places = np.full(n_offers, -1, dtype=np.int64)
         finite = np.isfinite(local)
         order = np.flatnonzero(finite[:n_offers])  # the others would be refused
-        n_accepted, lowest = swap_offers(
-            self.density,
+        n_accepted, lowest = self._swap(
             state.rows,
             np.ascontiguousarray(rows[order]),
             state.total,
@@ -223,10 +232,9 @@ class Crank(Offers):
             values.append(forward(model, rv, x, new))
             noise.append(z)
             uniforms.append(w)
-        self._move = Function(
-            [*reading.inputs, rho, *noise, *uniforms],
-            [*self._offered(values), sum(limited, pt.zeros(reading.n))],
-        )
+        far = sum(limited, pt.zeros(reading.n)) > 0
+        graphs = self._offered(values, pt.switch(far, -np.inf, 0.0))
+        self._move = Function([*reading.inputs, rho, *noise, *uniforms], graphs)
 
     def begin(self, rng: np.random.Generator) -> None:
         """Begin a chain."""
@@ -244,13 +252,9 @@ class Crank(Offers):
         """One sweep."""
         rho = np.asarray(1.0 / (1.0 + math.exp(-self._log_odds)))
         shapes = [v.shape for v in state.point[: len(self.reading.latents)]]
-        *values, rows, local, far = self._move(
-            *state.point,
-            rho,
-            *[rng.standard_normal(shape) for shape in shapes],
-            *[rng.random(shape) for shape in shapes],
-        )
-        return self._one_by_one(state, values, rows, local, np.where(far > 0, -np.inf, 0.0), rng)
+        noise = [rng.standard_normal(shape) for shape in shapes]
+        uniforms = [rng.random(shape) for shape in shapes]
+        return self._one_by_one(state, rng, *state.point, rho, *noise, *uniforms)
 
 
 class Enumerate(Offers):
@@ -269,6 +273,7 @@ class Enumerate(Offers):
         self._blocks = [coordinates] if joint <= _JOINT_CELLS else [[c] for c in coordinates]
         graphs = [reading.row_log_prior(), *self._factors(reading.values)]
         self._move = Function(reading.inputs, graphs)
+        self._choose = bound(choose_cells, self.density)
 
     def _support(self, rv: Variable) -> np.ndarray:
         """Possible values of each entry."""
@@ -310,8 +315,7 @@ class Enumerate(Offers):
                 log_weights[c] = log_prior + local
                 rows.append(found)
             log_weights[np.isnan(log_weights)] = -np.inf
-            changed += choose_cells(
-                self.density,
+            changed += self._choose(
                 state.rows,
                 np.ascontiguousarray(np.stack(rows)),
                 log_weights,
@@ -358,33 +362,133 @@ class Written(Offers):
             given[rv] = x
             values.append(forward(model, rv, x, here))
         after = clone_replace(before, dict(zip(reading.values, values, strict=True)))
-        graphs = [*self._offered(values), after - before + ratio]
-        self._move = Function(reading.inputs, graphs)
+        self._move = Function(reading.inputs, self._offered(values, after - before + ratio))
 
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """One sweep."""
-        *values, rows, local, log_ratio = self._move(*state.point)
-        return self._one_by_one(state, values, rows, local, log_ratio, rng)
+        return self._one_by_one(state, rng, *state.point)
 
 
-# -- the loops over records -----------------------------------------------------------------------
+# -- the density of the releases ------------------------------------------------------------------
 
 
 Density = Callable[[np.ndarray], float]
-#: Of functions that are given a compiled density: they are compiled for each one anew.
+#: Of functions that call a compiled density: they are compiled for each one anew.
 _per_density = njit(nogil=True, error_model="numpy")
 
 
 def density_of(reading: Reading) -> Density:
     """The log-density of all releases as a compiled function of `total`; -inf where it is NaN."""
-    log_density = compiled_exactly([reading.total], [reading.log_density]).vm.jit_fn
+    try:
+        log_density = _Loops(reading.total, reading.log_density).compiled()
+    except NotImplementedError:
+        code = compiled_exactly([reading.total], [reading.log_density]).vm.jit_fn
+        log_density = _per_density(lambda total: code(total)[0].item())
 
     @_per_density
     def density(total: np.ndarray) -> float:
-        found = log_density(total)[0].item()
+        found = log_density(total)
         return found if not math.isnan(found) else -math.inf
 
     return density
+
+
+class _Loops:
+    """A number computed from a vector `x`, as code of loops over entries, one for each sum.
+
+    PyTensor makes an array in each step, which takes most of the time where entries are few.
+    NotImplementedError if there is more than arithmetic, sums (products, maxima) of all entries,
+    and moves of entries to known places.
+    """
+
+    def __init__(self, x: Variable, number: Variable) -> None:
+        [number] = impossible_by_entry([number])
+        number = rewrite_graph(number, ("canonicalize", "stabilize", "specialize"), clone=False)
+        self._x = x
+        self._arrays = {x: np.zeros(x.type.shape)}  # what variables may be, which tells shapes
+        self._known: dict[str, Any] = {}  # functions and constants of the code
+        self._sums: dict[Variable, str] = {}
+        self._lines = ["def log_density(x):"]
+        for node in toposort([number]):
+            outputs: list[list[Any]] = [[None] for _ in node.outputs]
+            with np.errstate(all="ignore"):
+                node.op.perform(node, [self._array(v) for v in node.inputs], outputs)
+            self._arrays |= {v: found for v, [found] in zip(node.outputs, outputs, strict=True)}
+            if isinstance(node.op, CAReduce):
+                self._add(node.op.scalar_op, node.inputs[0], node.outputs[0])
+        self._lines.append(f"    return {self._loop(number)}")
+
+    def compiled(self) -> Density:
+        """The function."""
+        code = compile_function_src("\n".join(self._lines), "log_density", self._known)
+        return _per_density(code)
+
+    def _array(self, v: Variable) -> Any:
+        return v.data if isinstance(v, Constant) else self._arrays[v]
+
+    def _numbered(self, v: Variable) -> np.ndarray:
+        """Numbers of the entries of `v`, in its shape."""
+        return np.arange(np.size(self._array(v))).reshape(np.shape(self._array(v)))
+
+    def _name(self, thing: Any) -> str:
+        name = f"c{len(self._known)}"
+        self._known[name] = thing
+        return name
+
+    def _function(self, op: Any, inputs: Sequence[Variable]) -> str:
+        scalars = [get_scalar_type(dtype=v.type.dtype)() for v in inputs]
+        with pytensor.config.change_flags(numba__fastmath=False):
+            return self._name(numba_funcify_and_cache_key(op, node=op.make_node(*scalars))[0])
+
+    def _add(self, op: Any, terms: Variable, v: Variable) -> None:
+        """The loop of a sum `v` of all `terms`."""
+        if v.type.ndim or not v.type.dtype.startswith("float"):
+            raise NotImplementedError
+        s = self._sums[v] = f"s{len(self._sums)}"
+        self._lines.append(f"    {s} = {self._name(float(op.identity))}")
+        term = self._loop(terms)
+        self._lines.append(f"        {s} = {self._function(op, [v, v])}({s}, {term})")
+
+    def _loop(self, v: Variable) -> str:
+        """A loop over the entries of `v`; what stands for one of them in it."""
+        places = self._numbered(v).ravel()
+        if not len(places):
+            raise NotImplementedError
+        self._lines.append(f"    for k in range({len(places)}):")
+        return self._entries(v, places, {})
+
+    def _entries(self, v: Variable, places: np.ndarray, found: dict[Any, str]) -> str:
+        """What stands for the entry ``places[k]`` of `v`; `found` knows what the loop has."""
+        key = v, places.tobytes()
+        if v in self._sums:
+            return self._sums[v]
+        if key in found:
+            return found[key]
+        if self._x not in ancestors_without_shapes([v]):
+            return f"{self._name(np.ravel(self._array(v))[places])}[k]"
+        if v is self._x:
+            shift = places - np.arange(len(places))
+            near = (shift == shift[0]).all()
+            return f"x[k + {shift[0]}]" if near else f"x[{self._name(places)}[k]]"
+        op, inputs = v.owner.op, v.owner.inputs
+        if isinstance(op, DimShuffle | Reshape | SpecifyShape | Subtensor):
+            first, *rest = inputs
+            if self._x in ancestors_without_shapes(rest):
+                raise NotImplementedError
+            moved: list[Any] = [None]
+            op.perform(v.owner, [self._numbered(first), *map(self._array, rest)], [moved])
+            return self._entries(first, np.ravel(moved[0])[places], found)
+        if not isinstance(op, Elemwise) or len(v.owner.outputs) > 1:
+            raise NotImplementedError
+        shape = np.shape(self._array(v))
+        where = [np.broadcast_to(self._numbered(x), shape).ravel()[places] for x in inputs]
+        given = [self._entries(x, w, found) for x, w in zip(inputs, where, strict=True)]
+        function, name = self._function(op.scalar_op, inputs), f"v{len(self._lines)}"
+        self._lines.append(f"        {name} = {function}({', '.join(given)})")
+        return found.setdefault(key, name)
+
+
+# -- the loops over records -----------------------------------------------------------------------
 
 
 @compiled(error_model="numpy")
@@ -410,45 +514,73 @@ def _pick(weights: np.ndarray, left: float) -> int:
     return place
 
 
-@_per_density
-def replace_one_by_one(
-    density: Density,
-    rows: np.ndarray,
-    proposed: np.ndarray,
-    log_ratio: np.ndarray,
-    total: np.ndarray,
-    log_uniform: np.ndarray,
-    n_present: int,
-    accepted: np.ndarray,
-) -> tuple[int, float]:
-    """Offer every record its proposal, in turn (Ju et al. 2022, Algorithm 1, step 2).
+def bound(loop: Callable[..., Any], density: Density) -> Callable[..., Any]:
+    """A loop over records for one density: passing a compiled function takes a while."""
+    return _per_density(lambda *given: loop(density, *given))
 
-    `proposed` (n, M) is what the proposals would add, `log_ratio` (n,) all of the acceptance ratio
-    but the densities of the releases; `accepted` (n,) receives the decisions. Returns how many were
-    accepted, and the smallest log acceptance probability.
-    """
-    width = rows.shape[1]
-    moved = total.copy()
-    current = density(total)
-    n_accepted, lowest = 0, 0.0
-    for i in range(rows.shape[0]):
-        new = current
-        if i < n_present and width > 0:
-            for k in range(width):
-                moved[k] = total[k] - rows[i, k] + proposed[i, k]
-            new = density(moved)
-        log_alpha = new - current + log_ratio[i]
-        accepted[i] = log_uniform[i] < log_alpha
-        if log_alpha < lowest:
-            lowest = log_alpha
-        if accepted[i]:
-            n_accepted += 1
-            for k in range(width):
-                rows[i, k] = proposed[i, k]
-                if i < n_present:
-                    total[k] = moved[k]
-            current = new
-    return n_accepted, lowest
+
+@_per_density
+def _answered(*found: np.ndarray) -> tuple[np.ndarray, ...]:
+    """What the model has answered already."""
+    return found
+
+
+def keeping(ndims: Sequence[int]) -> Callable[..., None]:
+    """``keep(i, old, new)``: entry i of each array in `new`, (n, ...), takes its place in `old`."""
+    at = [f"[{k}][i, j]" if ndim == 2 else f"[{k}][i]" for k, ndim in enumerate(ndims)]
+    loops = [f"for j in range(new[{k}].shape[1]): " * (d == 2) for k, d in enumerate(ndims)]
+    lines = [f"    {loop}old{x} = new{x}" for loop, x in zip(loops, at, strict=True)]
+    source = "\n".join(["def keep(i, old, new):", *lines])
+    return _per_density(compile_function_src(source, "keep", {}))
+
+
+def replacing(
+    density: Density, keep: Callable[..., None], answer: Callable[..., tuple[np.ndarray, ...]]
+) -> Callable[..., tuple[int, float]]:
+    """Compile: offer every record its proposal, in turn (Ju et al. 2022, Algorithm 1, step 2)."""
+
+    @_per_density
+    def replace(
+        asked: tuple[np.ndarray, ...],
+        values: tuple[np.ndarray, ...],
+        rows: np.ndarray,
+        local: np.ndarray,
+        total: np.ndarray,
+        exponential: np.ndarray,
+        n_present: int,
+    ) -> tuple[int, float]:
+        """How many proposals were accepted, and the smallest log acceptance probability.
+
+        When `asked`, the model answers new `values`, (n, M) rows that they would add, their (n,)
+        local densities, and what else the log acceptance ratios have, but for the releases.
+        `exponential` (n,) are standard exponential random numbers.
+        """
+        new = answer(*asked)
+        proposed, offered, log_ratio = new[-3], new[-2], new[-1]
+        width = rows.shape[1]
+        moved = total.copy()
+        current = density(total)
+        n_accepted, lowest = 0, 0.0
+        for i in range(rows.shape[0]):
+            following = current
+            if i < n_present and width > 0:
+                for k in range(width):
+                    moved[k] = total[k] - rows[i, k] + proposed[i, k]
+                following = density(moved)
+            log_alpha = following - current + (offered[i] - local[i] + log_ratio[i])
+            if log_alpha < lowest:
+                lowest = log_alpha
+            if -exponential[i] < log_alpha:
+                n_accepted += 1
+                for k in range(width):
+                    rows[i, k] = proposed[i, k]
+                    if i < n_present:
+                        total[k] = moved[k]
+                current, local[i] = following, offered[i]
+                keep(i, values, new)
+        return n_accepted, lowest
+
+    return replace
 
 
 @_per_density

@@ -37,7 +37,7 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 
 from pymc_dp.base.compat import advanced_indices
-from pymc_dp.base.threads import INTERPRETED, exact
+from pymc_dp.base.threads import INTERPRETED, code_of, exact
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.records.ancestry import TAKES, ancestors_without_shapes, array_of, is_data
 from pymc_dp.records.arithmetic import is_discrete, without_wrapping
@@ -77,6 +77,9 @@ class Function:
         self._call = compiled_exactly(
             inputs, outputs, updates, "NUMBA" if compiled else INTERPRETED
         )
+        #: What compiled loops can call with what was `asked`; None if it draws or is interpreted.
+        self.code = None if fresh else code_of(self._call)
+        self._shared = self._call.input_storage[len(inputs) :]
 
     def reseed(self, rng: np.random.Generator) -> None:
         """New streams, drawn from `rng`."""
@@ -87,6 +90,10 @@ class Function:
         """The outputs; arrays go in as they are, of the inputs' own types."""
         return self._call(*[np.asarray(v) for v in values])  # no NumPy scalars
 
+    def asked(self, values: Sequence[Any]) -> tuple[np.ndarray, ...]:
+        """What `code` is called with, ``pm.Data`` included."""
+        return (*map(np.asarray, values), *[shared.storage[0] for shared in self._shared])
+
 
 def compiled_exactly(
     inputs: Sequence[Variable],
@@ -96,7 +103,7 @@ def compiled_exactly(
 ) -> Any:
     """Compile without fastmath, which may leave tests for NaN out."""
     mode = exact(mode).including("random_make_inplace")
-    outputs = _impossible_by_entry(outputs)
+    outputs = impossible_by_entry(outputs)
     function = pytensor.function(
         list(inputs), outputs, updates=updates, mode=mode, on_unused_input="ignore"
     )
@@ -104,7 +111,7 @@ def compiled_exactly(
     return function
 
 
-def _impossible_by_entry(outputs: Sequence[Variable]) -> list[Variable]:
+def impossible_by_entry(outputs: Sequence[Variable]) -> list[Variable]:
     """Log-densities that are -inf exactly where their parameters are impossible.
 
     PyMC's checks raise an error or make all records impossible; without them, densities of
@@ -306,7 +313,7 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
             f"Nothing that was observed depends on {names(latents)}. Declare what was published: "
             "dp.LaplaceRelease(name, statistic, scale=..., observed=...)."
         )
-    log_density = _with_published(sum(densities, pt.zeros(())), observed, total, width)
+    total, log_density = _with_published(sum(densities, pt.zeros(())), observed, total, width)
     rows = pt.concatenate(pieces, axis=1) if pieces else pt.zeros((n, 0))
     prior = ancestors_without_shapes(model.logp(vars=latents, sum=False, jacobian=False))
     if count is not None and prior & counts:
@@ -458,8 +465,10 @@ def _numbers(observed: Sequence[Variable]) -> list[np.ndarray]:
 
 def _with_published(
     density: Variable, observed: Mapping[Variable, Variable], total: Variable, width: int
-) -> Variable:
-    """The density with published numbers as inputs, so that its code serves others as well."""
+) -> tuple[Variable, Variable]:
+    """The density with published numbers as inputs, so that its code serves others as well; after
+    the total, whose shape is known now.
+    """
     given: dict[Variable, Variable] = {}
     for array, v in zip(_numbers(list(observed)), observed.values(), strict=True):
         given[v] = _like(total[width : width + array.size].reshape(array.shape), v)
@@ -467,7 +476,9 @@ def _with_published(
     for v in ancestors([density]):
         if is_data(v) and v not in given:
             given[v] = pt.constant(array_of(v))
-    return clone_replace([density], given, rebuild_strict=False)[0]
+    density = clone_replace(density, given, rebuild_strict=False)
+    whole = pt.vector("total", dtype="float64", shape=(width,))
+    return whole, clone_replace(density, {total: whole}, rebuild_strict=False)
 
 
 def _local(model: Model, rv: Variable, term: Variable, n: int, counts: set[Variable]) -> Variable:

@@ -31,7 +31,6 @@ from pymc_dp.published.proposals import (
     Proposal,
     Soma,
     Written,
-    births_and_deaths,
 )
 from pymc_dp.published.reading import (
     Function,
@@ -274,7 +273,7 @@ class PrivacyAwareGibbs(CompiledStep):
             n_present = int(np.clip(point[self.vars[-1].name], 0, n_present))
         mine = self._state
         if mine is not None and self.reading.local is None and mine.n_present == n_present:
-            if all(map(np.array_equal, mine.point[:r], values[:r])):
+            if all(x.tobytes() == y.tobytes() for x, y in zip(mine.point, values[:r], strict=False)):
                 mine.point[r:] = values[r:]
                 return mine
         state = self.offers.state(values, n_present)
@@ -303,8 +302,7 @@ class PrivacyAwareGibbs(CompiledStep):
         order = np.arange(n)
         assert self._log_counts is not None
         state.n_present = int(
-            births_and_deaths(
-                self.offers.density,
+            self.offers.births_and_deaths(
                 state.rows,
                 state.total,
                 np.ascontiguousarray(self._log_counts(*state.point)[0], dtype=float),
