@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,9 @@ from pytensor.graph.traversal import toposort
 from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key
 from pytensor.link.utils import compile_function_src
 from pytensor.scalar import get_scalar_type
+from pytensor.tensor.basic import Alloc, Join
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 
@@ -52,8 +54,12 @@ from pymc_dp.published.reading import (
     impossible_by_entry,
     placed,
 )
-from pymc_dp.records.ancestry import ancestors_without_shapes
+from pymc_dp.records.ancestry import SHAPE_OPS
 
+_JOINT_ENTRIES = 64  # of a record, up to which loops write them out one by one
+_BLOCK = 4096  # random numbers of a kind that are drawn at once
+#: What loops over entries can do.
+_BY_ENTRY = (Elemwise, CAReduce, Dot, DimShuffle, Reshape, SpecifyShape, Subtensor, Join, Alloc)
 _JOINT_CELLS = 32  # of all discrete variables of a record, up to which they are drawn jointly
 
 
@@ -68,6 +74,10 @@ class Offers(ABC):
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
+        #: Random numbers of a sweep: how they are drawn, and their shapes.
+        self._random: list[tuple[Draw, tuple[int, ...]]] = [
+            (np.random.Generator.standard_exponential, (reading.n,))
+        ]
         self.published = reading.published()
         self.density = density_of(reading)
         self.births_and_deaths = bound(births_and_deaths, self.density)
@@ -97,30 +107,52 @@ class Offers(ABC):
         """Begin a chain: with new random streams, and with what is observed by now."""
         self._rows.reseed(rng)
         self._move.reseed(rng)
+        self._stock: list[tuple[np.ndarray, ...]] = []
         self.published = self.reading.published()
 
     @abstractmethod
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """One sweep over all records: which part of them moved, and the lowest log acceptance."""
 
+    def _drawn(self, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        """Random numbers of a sweep; those of several are drawn at once."""
+        if not self._stock:
+            sweeps = max(1, _BLOCK // max(math.prod(shape) for _, shape in self._random))
+            many = [draw(rng, (sweeps, *shape)) for draw, shape in self._random]
+            self._stock = list(zip(*many, strict=True))
+        return self._stock.pop()
+
+    def _answers(self, asked: Sequence[Any]) -> tuple[Callable[..., Any], tuple | None]:
+        """What the model answers, and further arguments, if a compiled loop can call it."""
+        move = self._move
+        try:
+            loops = _Loops(dict(zip(move.inputs, move.asked(asked), strict=True)), move.outputs)
+            return _per_density(loops.records()), tuple(loops.constants)
+        except NotImplementedError:
+            return (_answered, None) if move.code is None else (move.code, ())
+
     def _one_by_one(
-        self, state: State, rng: np.random.Generator, *asked: Any
+        self, state: State, exponential: np.ndarray, *asked: Any
     ) -> tuple[float, float]:
         """Offer each record in turn what the model answers when it is `asked`."""
-        code, n = self._move.code, len(state.rows)
         if self._replace is None:
             keep = keeping([v.type.ndim for v in self.reading.values])
-            self._replace = replacing(self.density, keep, code or _answered)
+            answer, self._constants = self._answers(asked)
+            self._replace = replacing(self.density, keep, answer)
+        if self._constants is None:
+            asked = tuple(map(np.ascontiguousarray, self._move(*asked)))
+        else:
+            asked = self._move.asked(asked) + self._constants
         n_accepted, lowest = self._replace(
-            self._move.asked(asked) if code else tuple(map(np.ascontiguousarray, self._move(*asked))),
+            asked,
             tuple(state.point[: len(self.reading.latents)]),
             state.rows,
             state.local,
             state.total,
-            rng.standard_exponential(n),
+            exponential,
             state.n_present,
         )
-        return n_accepted / n, lowest
+        return n_accepted / len(state.rows), lowest
 
 
 class Prior(Offers):
@@ -131,7 +163,6 @@ class Prior(Offers):
         model = reading.model
         given = reading.constrained(reading.others)
         values, inputs = [], []
-        self._fresh: list[tuple[Draw, tuple[int, ...]]] = []
         for rv, value in zip(reading.latents, reading.values, strict=True):
             found, here = innovation(rv), placed(rv, given)
             given[rv] = here
@@ -139,7 +170,7 @@ class Prior(Offers):
                 u = pt.tensor(dtype="float64", shape=(None,) * rv.type.ndim)
                 given[rv] = found.restored(here, u)
                 inputs.append(u)
-                self._fresh.append((found.drawn, reading.at_start(value).shape))
+                self._random.append((found.drawn, reading.at_start(value).shape))
             values.append(forward(model, rv, given[rv], here))
         parameters = reading.inputs[len(values) :]
         self._move = Function([*parameters, *inputs], self._offered(values))
@@ -148,16 +179,15 @@ class Prior(Offers):
         self, state: State, rng: np.random.Generator
     ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         """New values of all records, their rows, and their local densities."""
-        *values, rows, local, _ = self._move(*self._asked(state, rng))
+        parameters = state.point[len(self.reading.latents) :]
+        *values, rows, local, _ = self._move(*parameters, *self._drawn(rng)[1:])
         return values, rows, local
-
-    def _asked(self, state: State, rng: np.random.Generator) -> list[np.ndarray]:
-        fresh = [drawn(rng, shape) for drawn, shape in self._fresh]
-        return [*state.point[len(self.reading.latents) :], *fresh]
 
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """One sweep."""
-        return self._one_by_one(state, rng, *self._asked(state, rng))
+        exponential, *fresh = self._drawn(rng)
+        parameters = state.point[len(self.reading.latents) :]
+        return self._one_by_one(state, exponential, *parameters, *fresh)
 
 
 class Soma(Prior):
@@ -235,6 +265,9 @@ class Crank(Offers):
         far = sum(limited, pt.zeros(reading.n)) > 0
         graphs = self._offered(values, pt.switch(far, -np.inf, 0.0))
         self._move = Function([*reading.inputs, rho, *noise, *uniforms], graphs)
+        shapes = [reading.at_start(rv).shape for rv in reading.latents]
+        normal, uniform = np.random.Generator.standard_normal, np.random.Generator.random
+        self._random += [(draw, shape) for draw in (normal, uniform) for shape in shapes]
 
     def begin(self, rng: np.random.Generator) -> None:
         """Begin a chain."""
@@ -251,10 +284,8 @@ class Crank(Offers):
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """One sweep."""
         rho = np.asarray(1.0 / (1.0 + math.exp(-self._log_odds)))
-        shapes = [v.shape for v in state.point[: len(self.reading.latents)]]
-        noise = [rng.standard_normal(shape) for shape in shapes]
-        uniforms = [rng.random(shape) for shape in shapes]
-        return self._one_by_one(state, rng, *state.point, rho, *noise, *uniforms)
+        exponential, *fresh = self._drawn(rng)
+        return self._one_by_one(state, exponential, *state.point, rho, *fresh)
 
 
 class Enumerate(Offers):
@@ -366,7 +397,7 @@ class Written(Offers):
 
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """One sweep."""
-        return self._one_by_one(state, rng, *state.point)
+        return self._one_by_one(state, *self._drawn(rng), *state.point)
 
 
 # -- the density of the releases ------------------------------------------------------------------
@@ -379,10 +410,12 @@ _per_density = njit(nogil=True, error_model="numpy")
 
 def density_of(reading: Reading) -> Density:
     """The log-density of all releases as a compiled function of `total`; -inf where it is NaN."""
+    total = reading.total
     try:
-        log_density = _Loops(reading.total, reading.log_density).compiled()
+        loops = _Loops({total: np.zeros(total.type.shape)}, [reading.log_density])
+        log_density = _per_density(loops.number())
     except NotImplementedError:
-        code = compiled_exactly([reading.total], [reading.log_density]).vm.jit_fn
+        code = compiled_exactly([total], [reading.log_density]).vm.jit_fn
         log_density = _per_density(lambda total: code(total)[0].item())
 
     @_per_density
@@ -394,34 +427,68 @@ def density_of(reading: Reading) -> Density:
 
 
 class _Loops:
-    """A number computed from a vector `x`, as code of loops over entries, one for each sum.
+    """Graphs as code of loops over their entries: one for each sum, and one over all records.
 
-    PyTensor makes an array in each step, which takes most of the time where entries are few.
-    NotImplementedError if there is more than arithmetic, sums (products, maxima) of all entries,
-    and moves of entries to known places.
+    PyTensor makes an array in each step, which takes most of the time where steps or entries are
+    few. NotImplementedError if there is more than arithmetic, sums (products, maxima), and moves
+    of entries to known places. `examples` of all inputs tell their shapes.
     """
 
-    def __init__(self, x: Variable, number: Variable) -> None:
-        [number] = impossible_by_entry([number])
-        number = rewrite_graph(number, ("canonicalize", "stabilize", "specialize"), clone=False)
-        self._x = x
-        self._arrays = {x: np.zeros(x.type.shape)}  # what variables may be, which tells shapes
-        self._known: dict[str, Any] = {}  # functions and constants of the code
-        self._sums: dict[Variable, str] = {}
-        self._lines = ["def log_density(x):"]
-        for node in toposort([number]):
+    def __init__(self, examples: Mapping[Variable, np.ndarray], graphs: Sequence[Variable]) -> None:
+        own = {v: v.clone() for v in examples}
+        graphs = impossible_by_entry(clone_replace(list(graphs), own, rebuild_strict=False))
+        self._graphs = rewrite_graph(graphs, ("canonicalize", "stabilize", "specialize"))
+        self._arrays: dict[Variable, Any] = {own[v]: x for v, x in examples.items()}
+        self._names = {v: f"x{k}" for k, v in enumerate(own.values())}  # of inputs, then of sums
+        self._moving = set(self._names)  # what depends on the values of inputs
+        self.constants: list[np.ndarray] = []  # large ones are further arguments
+        self._known: dict[str, Any] = {"np": np}  # functions and constants of the code
+        self._functions: dict[tuple[Any, ...], str] = {}
+        self._lines: list[str] = []
+        for node in toposort(self._graphs):
+            if self._moving & set(node.inputs) and not isinstance(node.op, SHAPE_OPS):
+                if not isinstance(node.op, _BY_ENTRY):
+                    raise NotImplementedError
+                self._moving.update(node.outputs)
             outputs: list[list[Any]] = [[None] for _ in node.outputs]
             with np.errstate(all="ignore"):
                 node.op.perform(node, [self._array(v) for v in node.inputs], outputs)
             self._arrays |= {v: found for v, [found] in zip(node.outputs, outputs, strict=True)}
-            if isinstance(node.op, CAReduce):
-                self._add(node.op.scalar_op, node.inputs[0], node.outputs[0])
-        self._lines.append(f"    return {self._loop(number)}")
+            [v, *_] = node.outputs
+            if isinstance(node.op, CAReduce) and v.type.ndim == 0 and v in self._moving:
+                self._lines.append(f"    s{len(self._names)} = {float(node.op.scalar_op.identity)}")
+                term, s = self._loop(node.inputs[0]), f"s{len(self._names)}"
+                self._lines.append(f"        {s} = {self._function(node.op, [v, v])}({s}, {term})")
+                self._names[v] = s
 
-    def compiled(self) -> Density:
-        """The function."""
-        code = compile_function_src("\n".join(self._lines), "log_density", self._known)
-        return _per_density(code)
+    def number(self) -> Callable[..., float]:
+        """The function of a graph without axes."""
+        self._lines.append(f"    return {self._loop(self._graphs[0])}")
+        return self._function_of_inputs()
+
+    def records(self) -> Callable[..., tuple[np.ndarray, ...]]:
+        """The function of graphs of shape (n, ...)."""
+        shapes = [np.shape(self._array(v)) for v in self._graphs]
+        if sum(math.prod(shape[1:]) for shape in shapes) > _JOINT_ENTRIES:
+            raise NotImplementedError
+        for j, (v, shape) in enumerate(zip(self._graphs, shapes, strict=True)):
+            self._lines.append(f"    o{j} = np.empty({shape}, np.{v.type.dtype})")
+        self._lines.append(f"    for k in range({shapes[0][0]}):")
+        found: dict[Any, str] = {}
+        for j, (v, shape) in enumerate(zip(self._graphs, shapes, strict=True)):
+            numbered = self._numbered(v).reshape(len(self._array(v)), -1)
+            for place, column in zip(np.ndindex(shape[1:]), numbered.T, strict=True):
+                entry = self._entries(v, column, found)
+                self._lines.append(f"        o{j}[{', '.join(map(str, ('k', *place)))}] = {entry}")
+        self._lines.append(f"    return {', '.join(f'o{j}' for j in range(len(shapes)))}")
+        return self._function_of_inputs()
+
+    def _function_of_inputs(self) -> Callable[..., Any]:
+        names = [x for x in self._names.values() if x[0] == "x"]
+        names += [f"y{j}" for j in range(len(self.constants))]
+        views = [f"    {x} = {x}.ravel()" for v, x in self._names.items() if v.type.ndim > 1]
+        source = "\n".join([f"def function({', '.join(names)}):", *views, *self._lines])
+        return compile_function_src(source, "function", self._known)
 
     def _array(self, v: Variable) -> Any:
         return v.data if isinstance(v, Constant) else self._arrays[v]
@@ -431,61 +498,88 @@ class _Loops:
         return np.arange(np.size(self._array(v))).reshape(np.shape(self._array(v)))
 
     def _name(self, thing: Any) -> str:
-        name = f"c{len(self._known)}"
-        self._known[name] = thing
-        return name
+        self._known[f"c{len(self._known)}"] = thing
+        return f"c{len(self._known) - 1}"
 
     def _function(self, op: Any, inputs: Sequence[Variable]) -> str:
-        scalars = [get_scalar_type(dtype=v.type.dtype)() for v in inputs]
-        with pytensor.config.change_flags(numba__fastmath=False):
-            return self._name(numba_funcify_and_cache_key(op, node=op.make_node(*scalars))[0])
-
-    def _add(self, op: Any, terms: Variable, v: Variable) -> None:
-        """The loop of a sum `v` of all `terms`."""
-        if v.type.ndim or not v.type.dtype.startswith("float"):
-            raise NotImplementedError
-        s = self._sums[v] = f"s{len(self._sums)}"
-        self._lines.append(f"    {s} = {self._name(float(op.identity))}")
-        term = self._loop(terms)
-        self._lines.append(f"        {s} = {self._function(op, [v, v])}({s}, {term})")
+        key = op.scalar_op, *[v.type.dtype for v in inputs]
+        if key not in self._functions:
+            node = op.scalar_op.make_node(*[get_scalar_type(dtype=dtype)() for dtype in key[1:]])
+            with pytensor.config.change_flags(numba__fastmath=False):
+                function, _ = numba_funcify_and_cache_key(op.scalar_op, node=node)
+            self._functions[key] = self._name(function)
+        return self._functions[key]
 
     def _loop(self, v: Variable) -> str:
         """A loop over the entries of `v`; what stands for one of them in it."""
         places = self._numbered(v).ravel()
-        if not len(places):
-            raise NotImplementedError
         self._lines.append(f"    for k in range({len(places)}):")
         return self._entries(v, places, {})
 
     def _entries(self, v: Variable, places: np.ndarray, found: dict[Any, str]) -> str:
         """What stands for the entry ``places[k]`` of `v`; `found` knows what the loop has."""
-        key = v, places.tobytes()
-        if v in self._sums:
-            return self._sums[v]
-        if key in found:
-            return found[key]
-        if self._x not in ancestors_without_shapes([v]):
-            return f"{self._name(np.ravel(self._array(v))[places])}[k]"
-        if v is self._x:
-            shift = places - np.arange(len(places))
-            near = (shift == shift[0]).all()
-            return f"x[k + {shift[0]}]" if near else f"x[{self._name(places)}[k]]"
+        first, step = int(places[0]), int(places[-1] - places[0]) // max(len(places) - 1, 1)
+        line = np.array_equal(places, first + step * np.arange(len(places)))
+        key = (v, first, step) if line else (v, places.tobytes())
+        if key not in found:
+            found[key] = self._entry(v, places, f"k * {step} + {first}" if line else "", found)
+        return found[key]
+
+    def _entry(self, v: Variable, places: np.ndarray, place: str, found: dict[Any, str]) -> str:
+        if v not in self._moving:
+            values = np.ravel(self._array(v))[places]
+            if (values == values[0]).all():
+                return self._name(values[0])
+            if len(values) <= _JOINT_ENTRIES:
+                return f"{self._name(values)}[k]"
+            self.constants.append(values)
+            return f"y{len(self.constants) - 1}[k]"
+        if v in self._names:
+            if not v.type.ndim:
+                return self._names[v] + ".item()" * (v.owner is None)
+            return f"{self._names[v]}[{place or self._name(places) + '[k]'}]"
         op, inputs = v.owner.op, v.owner.inputs
-        if isinstance(op, DimShuffle | Reshape | SpecifyShape | Subtensor):
-            first, *rest = inputs
-            if self._x in ancestors_without_shapes(rest):
-                raise NotImplementedError
-            moved: list[Any] = [None]
-            op.perform(v.owner, [self._numbered(first), *map(self._array, rest)], [moved])
-            return self._entries(first, np.ravel(moved[0])[places], found)
-        if not isinstance(op, Elemwise) or len(v.owner.outputs) > 1:
+        if isinstance(op, Elemwise | CAReduce | Dot):
+            if isinstance(op, Elemwise):
+                shape = np.shape(self._array(v))
+                where = [np.broadcast_to(self._numbered(x), shape).ravel()[places] for x in inputs]
+                given = [self._entries(x, w, found) for x, w in zip(inputs, where, strict=True)]
+                call = f"{self._function(op, inputs)}({', '.join(given)})"
+            elif isinstance(op, CAReduce):
+                axes = sorted(op.axis)
+                numbered = np.moveaxis(self._numbered(inputs[0]), axes, range(-len(axes), 0))
+                columns = numbered.reshape(np.size(self._array(v)), -1)[places].T
+                if len(columns) > _JOINT_ENTRIES:
+                    raise NotImplementedError
+                call, *rest = [self._entries(inputs[0], w, found) for w in columns]
+                for term in rest:
+                    call = f"{self._function(op, [v, v])}({call}, {term})"
+            else:
+                x, y = inputs
+                left = self._numbered(x).reshape(-1, np.shape(self._array(x))[-1])
+                right = self._numbered(y).reshape(left.shape[1], -1)
+                if left.shape[1] > _JOINT_ENTRIES:
+                    raise NotImplementedError
+                row, column = np.divmod(places, right.shape[1])
+                pairs = zip(left[row].T, right[:, column], strict=True)
+                call = " + ".join(
+                    f"{self._entries(x, a, found)} * {self._entries(y, b, found)}" for a, b in pairs
+                )
+            self._lines.append(f"        v{len(self._lines)} = {call}")
+            return f"v{len(self._lines) - 1}"
+        moved = inputs[1:] if isinstance(op, Join) else inputs[:1]
+        if self._moving.intersection(set(inputs) - set(moved)):
             raise NotImplementedError
-        shape = np.shape(self._array(v))
-        where = [np.broadcast_to(self._numbered(x), shape).ravel()[places] for x in inputs]
-        given = [self._entries(x, w, found) for x, w in zip(inputs, where, strict=True)]
-        function, name = self._function(op.scalar_op, inputs), f"v{len(self._lines)}"
-        self._lines.append(f"        {name} = {function}({', '.join(given)})")
-        return found.setdefault(key, name)
+        ends = np.cumsum([0, *[np.size(self._array(x)) for x in moved]])
+        starts = dict(zip(moved, ends, strict=False))
+        given = [starts[x] + self._numbered(x) if x in starts else self._array(x) for x in inputs]
+        output: list[Any] = [None]
+        op.perform(v.owner, given, [output])
+        origin = np.ravel(output[0]).astype(np.int64)[places]
+        j = int(np.searchsorted(ends, origin[0], side="right")) - 1
+        if origin.min() < ends[j] or origin.max() >= ends[j + 1]:
+            raise NotImplementedError
+        return self._entries(moved[j], origin - ends[j], found)
 
 
 # -- the loops over records -----------------------------------------------------------------------

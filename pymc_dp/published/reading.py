@@ -65,21 +65,19 @@ class Function:
     def __init__(
         self, inputs: Sequence[Variable], outputs: Sequence[Variable], compiled: bool = True
     ) -> None:
-        shared = [
-            v
-            for v in dict.fromkeys(graph_inputs(outputs))
-            if isinstance(v, SharedVariable) and isinstance(v.type, RandomType)
-        ]
+        found = [v for v in graph_inputs(outputs) if isinstance(v, SharedVariable)]
+        shared = dict.fromkeys(v for v in found if isinstance(v.type, RandomType))
         fresh = {v: pytensor.shared(np.random.default_rng()) for v in shared}
-        outputs = clone_replace(list(outputs), fresh, rebuild_strict=False)
-        updates = collect_default_updates(inputs=list(inputs), outputs=outputs)
+        data = {v: v.type() for v in found if v not in shared}
+        self.outputs = clone_replace(list(outputs), fresh | data, rebuild_strict=False)
+        self.inputs, self._data = [*inputs, *data.values()], list(data)
+        updates = collect_default_updates(inputs=self.inputs, outputs=self.outputs)
         self._generators = list(fresh.values())
         self._call = compiled_exactly(
-            inputs, outputs, updates, "NUMBA" if compiled else INTERPRETED
+            self.inputs, self.outputs, updates, "NUMBA" if compiled else INTERPRETED
         )
         #: What compiled loops can call with what was `asked`; None if it draws or is interpreted.
         self.code = None if fresh else code_of(self._call)
-        self._shared = self._call.input_storage[len(inputs) :]
 
     def reseed(self, rng: np.random.Generator) -> None:
         """New streams, drawn from `rng`."""
@@ -88,11 +86,11 @@ class Function:
 
     def __call__(self, *values: Any) -> list[np.ndarray]:
         """The outputs; arrays go in as they are, of the inputs' own types."""
-        return self._call(*[np.asarray(v) for v in values])  # no NumPy scalars
+        return self._call(*self.asked(values))
 
     def asked(self, values: Sequence[Any]) -> tuple[np.ndarray, ...]:
-        """What `code` is called with, ``pm.Data`` included."""
-        return (*map(np.asarray, values), *[shared.storage[0] for shared in self._shared])
+        """Values of all `inputs`, ``pm.Data`` included; arrays in place of NumPy's scalars."""
+        return (*map(np.asarray, values), *[v.get_value(borrow=True) for v in self._data])
 
 
 def compiled_exactly(

@@ -55,7 +55,7 @@ _LARGE = 2**28  # bytes of stored records above which the user is warned
 _FEW_DRAWS = 100.0  # below which a parameter is said to mix badly
 _FULL = 0.001  # fraction of iterations with all records above which the user is warned
 _MANY = 0.1  # fraction of iterations without non-centred moves above which the user is warned
-_REFRESH = 16  # iterations after which sums that were kept up to date are computed again
+_REFRESH = 64  # iterations after which sums that were kept up to date are computed again
 _STARTS = 100  # a start is sought among so many draws from the model
 _TRIALS = 3  # parameters at which a conditional distribution is compared with a normal one
 
@@ -180,6 +180,7 @@ class PrivacyAwareGibbs(CompiledStep):
         self.store_records = store_records
         self.moves = check_integer("moves", moves, minimum=1)
         self._n_records = len(self.reading.latents)  # they come first in a state
+        self._names = [v.name for v in self.reading.inputs]
         self.vars = [*self.reading.values]
         if count is not None:
             self.vars.append(model.rvs_to_values[count])
@@ -254,8 +255,9 @@ class PrivacyAwareGibbs(CompiledStep):
             self._far += not all(self.noncentred(state, self.rng) for _ in range(self.moves))
         self._state = state
         self._iterations += 1
-        variables = zip(self.reading.inputs, state.point, strict=True)
-        point = {**point, **{value.name: x.copy() for value, x in variables}}
+        point = {**point, **dict(zip(self._names, state.point, strict=True))}
+        for name in self._names[: self._n_records]:  # they change in place
+            point[name] = point[name].copy()
         trouble = self._trouble(state)
         stats = {
             "dp_acceptance": acceptance,
@@ -267,7 +269,7 @@ class PrivacyAwareGibbs(CompiledStep):
 
     def _current(self, point: dict[str, np.ndarray]) -> State:
         """The state of the chain at a point; its rows are kept while the records stay."""
-        values = [np.asarray(point[v.name]) for v in self.reading.inputs]
+        values = [np.asarray(point[name]) for name in self._names]
         n_present, r = self.reading.n, self._n_records
         if self.reading.count is not None:
             n_present = int(np.clip(point[self.vars[-1].name], 0, n_present))
