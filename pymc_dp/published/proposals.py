@@ -57,6 +57,7 @@ from pymc_dp.published.reading import (
 from pymc_dp.records.ancestry import SHAPE_OPS
 
 _JOINT_ENTRIES = 64  # of a record, up to which loops write them out one by one
+_SIGNS = {"Add": " + ", "Sub": " - ", "Mul": " * ", "TrueDiv": " / "}
 _BLOCK = 4096  # random numbers of a kind that are drawn at once
 #: What loops over entries can do.
 _BY_ENTRY = (Elemwise, CAReduce, Dot, DimShuffle, Reshape, SpecifyShape, Subtensor, Join, Alloc)
@@ -458,7 +459,7 @@ class _Loops:
             if isinstance(node.op, CAReduce) and v.type.ndim == 0 and v in self._moving:
                 self._lines.append(f"    s{len(self._names)} = {float(node.op.scalar_op.identity)}")
                 term, s = self._loop(node.inputs[0]), f"s{len(self._names)}"
-                self._lines.append(f"        {s} = {self._function(node.op, [v, v])}({s}, {term})")
+                self._lines.append(f"        {s} = {self._call(node.op, [v, v], [s, term])}")
                 self._names[v] = s
 
     def number(self) -> Callable[..., float]:
@@ -472,15 +473,16 @@ class _Loops:
         if sum(math.prod(shape[1:]) for shape in shapes) > _JOINT_ENTRIES:
             raise NotImplementedError
         for j, (v, shape) in enumerate(zip(self._graphs, shapes, strict=True)):
-            self._lines.append(f"    o{j} = np.empty({shape}, np.{v.type.dtype})")
+            self._lines.append(f"    o{j} = np.empty({math.prod(shape)}, np.{v.type.dtype})")
         self._lines.append(f"    for k in range({shapes[0][0]}):")
         found: dict[Any, str] = {}
         for j, (v, shape) in enumerate(zip(self._graphs, shapes, strict=True)):
-            numbered = self._numbered(v).reshape(len(self._array(v)), -1)
-            for place, column in zip(np.ndindex(shape[1:]), numbered.T, strict=True):
+            columns = self._numbered(v).reshape(shape[0], -1).T
+            for k, column in enumerate(columns):
                 entry = self._entries(v, column, found)
-                self._lines.append(f"        o{j}[{', '.join(map(str, ('k', *place)))}] = {entry}")
-        self._lines.append(f"    return {', '.join(f'o{j}' for j in range(len(shapes)))}")
+                self._lines.append(f"        o{j}[k * {len(columns)} + {k}] = {entry}")
+        outputs = [f"o{j}.reshape({shape})" for j, shape in enumerate(shapes)]
+        self._lines.append(f"    return {', '.join(outputs)}")
         return self._function_of_inputs()
 
     def _function_of_inputs(self) -> Callable[..., Any]:
@@ -501,14 +503,17 @@ class _Loops:
         self._known[f"c{len(self._known)}"] = thing
         return f"c{len(self._known) - 1}"
 
-    def _function(self, op: Any, inputs: Sequence[Variable]) -> str:
+    def _call(self, op: Any, inputs: Sequence[Variable], given: Sequence[str]) -> str:
+        sign = _SIGNS.get(type(op.scalar_op).__name__)
+        if sign is not None and all(v.type.dtype == "float64" for v in inputs):
+            return sign.join(given)  # compiled faster than a function
         key = op.scalar_op, *[v.type.dtype for v in inputs]
         if key not in self._functions:
             node = op.scalar_op.make_node(*[get_scalar_type(dtype=dtype)() for dtype in key[1:]])
             with pytensor.config.change_flags(numba__fastmath=False):
                 function, _ = numba_funcify_and_cache_key(op.scalar_op, node=node)
             self._functions[key] = self._name(function)
-        return self._functions[key]
+        return f"{self._functions[key]}({', '.join(given)})"
 
     def _loop(self, v: Variable) -> str:
         """A loop over the entries of `v`; what stands for one of them in it."""
@@ -544,7 +549,7 @@ class _Loops:
                 shape = np.shape(self._array(v))
                 where = [np.broadcast_to(self._numbered(x), shape).ravel()[places] for x in inputs]
                 given = [self._entries(x, w, found) for x, w in zip(inputs, where, strict=True)]
-                call = f"{self._function(op, inputs)}({', '.join(given)})"
+                call = self._call(op, inputs, given)
             elif isinstance(op, CAReduce):
                 axes = sorted(op.axis)
                 numbered = np.moveaxis(self._numbered(inputs[0]), axes, range(-len(axes), 0))
@@ -553,7 +558,7 @@ class _Loops:
                     raise NotImplementedError
                 call, *rest = [self._entries(inputs[0], w, found) for w in columns]
                 for term in rest:
-                    call = f"{self._function(op, [v, v])}({call}, {term})"
+                    call = self._call(op, [v, v], [call, term])
             else:
                 x, y = inputs
                 left = self._numbered(x).reshape(-1, np.shape(self._array(x))[-1])
