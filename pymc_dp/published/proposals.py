@@ -74,7 +74,7 @@ class Offers(ABC):
     _replace: Callable[..., tuple[int, float]] | None = None
 
     def __init__(self, reading: Reading) -> None:
-        self.reading = reading
+        self.reading, self._n_values = reading, len(reading.latents)
         #: Random numbers of a sweep: how they are drawn, and their shapes.
         self._random: list[tuple[Draw, tuple[int, ...]]] = [
             (np.random.Generator.standard_exponential, (reading.n,))
@@ -139,14 +139,14 @@ class Offers(ABC):
         if self._replace is None:
             keep = keeping([v.type.ndim for v in self.reading.values])
             answer, self._constants = self._answers(asked)
-            self._replace = replacing(self.density, keep, answer)
+            self._replace = replacing(self.density, state.rows.shape[1], keep, answer)
         if self._constants is None:
             asked = tuple(map(np.ascontiguousarray, self._move(*asked)))
         else:
             asked = self._move.asked(asked) + self._constants
         n_accepted, lowest = self._replace(
             asked,
-            tuple(state.point[: len(self.reading.latents)]),
+            tuple(state.point[: self._n_values]),
             state.rows,
             state.local,
             state.total,
@@ -180,14 +180,14 @@ class Prior(Offers):
         self, state: State, rng: np.random.Generator
     ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         """New values of all records, their rows, and their local densities."""
-        parameters = state.point[len(self.reading.latents) :]
+        parameters = state.point[self._n_values :]
         *values, rows, local, _ = self._move(*parameters, *self._drawn(rng)[1:])
         return values, rows, local
 
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """One sweep."""
         exponential, *fresh = self._drawn(rng)
-        parameters = state.point[len(self.reading.latents) :]
+        parameters = state.point[self._n_values :]
         return self._one_by_one(state, exponential, *parameters, *fresh)
 
 
@@ -634,7 +634,7 @@ def keeping(ndims: Sequence[int]) -> Callable[..., None]:
 
 
 def replacing(
-    density: Density, keep: Callable[..., None], answer: Callable[..., tuple[np.ndarray, ...]]
+    density: Density, width: int, keep: Callable[..., None], answer: Callable[..., Any]
 ) -> Callable[..., tuple[int, float]]:
     """Compile: offer every record its proposal, in turn (Ju et al. 2022, Algorithm 1, step 2)."""
 
@@ -656,7 +656,6 @@ def replacing(
         """
         new = answer(*asked)
         proposed, offered, log_ratio = new[-3], new[-2], new[-1]
-        width = rows.shape[1]
         moved = total.copy()
         current = density(total)
         n_accepted, lowest = 0, 0.0

@@ -275,7 +275,7 @@ class PrivacyAwareGibbs(CompiledStep):
             n_present = int(np.clip(point[self.vars[-1].name], 0, n_present))
         mine = self._state
         if mine is not None and self.reading.local is None and mine.n_present == n_present:
-            if all(x.tobytes() == y.tobytes() for x, y in zip(mine.point, values[:r], strict=False)):
+            if [x.tobytes() for x in mine.point[:r]] == [x.tobytes() for x in values[:r]]:
                 mine.point[r:] = values[r:]
                 return mine
         state = self.offers.state(values, n_present)
