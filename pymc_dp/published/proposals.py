@@ -15,6 +15,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from numba import njit
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key
 from pytensor.link.utils import compile_function_src
 from pytensor.scalar import get_scalar_type
@@ -56,7 +57,7 @@ from pymc_dp.published.reading import (
 )
 from pymc_dp.records.ancestry import SHAPE_OPS
 
-_JOINT_ENTRIES = 64  # of a record, up to which loops write them out one by one
+_FEW = 64  # entries, which loops may write out one by one
 _SIGNS = {"Add": " + ", "Sub": " - ", "Mul": " * ", "TrueDiv": " / "}
 _BLOCK = 4096  # random numbers of a kind that are drawn at once
 #: What loops over entries can do.
@@ -439,9 +440,10 @@ class _Loops:
         own = {v: v.clone() for v in examples}
         graphs = impossible_by_entry(clone_replace(list(graphs), own, rebuild_strict=False))
         self._graphs = rewrite_graph(graphs, ("canonicalize", "stabilize", "specialize"))
-        self._arrays: dict[Variable, Any] = {own[v]: x for v, x in examples.items()}
         self._names = {v: f"x{k}" for k, v in enumerate(own.values())}  # of inputs, then of sums
         self._moving = set(self._names)  # what depends on the values of inputs
+        self._arrays = {v: v.data for v in ancestors(self._graphs) if isinstance(v, Constant)}
+        self._arrays |= {own[v]: x for v, x in examples.items()}
         self.constants: list[np.ndarray] = []  # large ones are further arguments
         self._known: dict[str, Any] = {"np": np}  # functions and constants of the code
         self._functions: dict[tuple[Any, ...], str] = {}
@@ -451,53 +453,45 @@ class _Loops:
                 if not isinstance(node.op, _BY_ENTRY):
                     raise NotImplementedError
                 self._moving.update(node.outputs)
-            outputs: list[list[Any]] = [[None] for _ in node.outputs]
+            found: list[list[Any]] = [[None] for _ in node.outputs]
             with np.errstate(all="ignore"):
-                node.op.perform(node, [self._array(v) for v in node.inputs], outputs)
-            self._arrays |= {v: found for v, [found] in zip(node.outputs, outputs, strict=True)}
+                node.op.perform(node, [self._arrays[v] for v in node.inputs], found)
+            self._arrays |= {v: x for v, [x] in zip(node.outputs, found, strict=True)}
             [v, *_] = node.outputs
             if isinstance(node.op, CAReduce) and v.type.ndim == 0 and v in self._moving:
-                self._lines.append(f"    s{len(self._names)} = {float(node.op.scalar_op.identity)}")
-                term, s = self._loop(node.inputs[0]), f"s{len(self._names)}"
-                self._lines.append(f"        {s} = {self._call(node.op, [v, v], [s, term])}")
+                s = f"s{len(self._names)}"
+                self._lines.append(f"    {s} = {float(node.op.scalar_op.identity)}")
+                call = self._call(node.op, [v, v], [s, self._loop(node.inputs[0])])
+                self._lines.append(f"        {s} = {call}")
                 self._names[v] = s
 
     def number(self) -> Callable[..., float]:
         """The function of a graph without axes."""
-        self._lines.append(f"    return {self._loop(self._graphs[0])}")
-        return self._function_of_inputs()
+        self._lines += [f"        found = {self._loop(self._graphs[0])}", "    return found"]
+        return self._function()
 
     def records(self) -> Callable[..., tuple[np.ndarray, ...]]:
         """The function of graphs of shape (n, ...)."""
-        shapes = [np.shape(self._array(v)) for v in self._graphs]
-        if sum(math.prod(shape[1:]) for shape in shapes) > _JOINT_ENTRIES:
+        arrays = [self._arrays[v] for v in self._graphs]
+        if sum(x[:1].size for x in arrays) > _FEW:
             raise NotImplementedError
-        for j, (v, shape) in enumerate(zip(self._graphs, shapes, strict=True)):
-            self._lines.append(f"    o{j} = np.empty({math.prod(shape)}, np.{v.type.dtype})")
-        self._lines.append(f"    for k in range({shapes[0][0]}):")
-        found: dict[Any, str] = {}
-        for j, (v, shape) in enumerate(zip(self._graphs, shapes, strict=True)):
-            columns = self._numbered(v).reshape(shape[0], -1).T
-            for k, column in enumerate(columns):
-                entry = self._entries(v, column, found)
-                self._lines.append(f"        o{j}[k * {len(columns)} + {k}] = {entry}")
-        outputs = [f"o{j}.reshape({shape})" for j, shape in enumerate(shapes)]
+        new = [f"    o{j} = np.empty({x.size}, np.{x.dtype})" for j, x in enumerate(arrays)]
+        self._lines += [*new, f"    for k in range({len(arrays[0])}):"]
+        known: dict[Any, str] = {}
+        for j, (v, x) in enumerate(zip(self._graphs, arrays, strict=True)):
+            for c, places in enumerate(_numbered(x).reshape(len(x), -1).T):
+                entry = self._entry(v, places, known)
+                self._lines.append(f"        o{j}[k * {x[:1].size} + {c}] = {entry}")
+        outputs = [f"o{j}.reshape({x.shape})" for j, x in enumerate(arrays)]
         self._lines.append(f"    return {', '.join(outputs)}")
-        return self._function_of_inputs()
+        return self._function()
 
-    def _function_of_inputs(self) -> Callable[..., Any]:
-        names = [x for x in self._names.values() if x[0] == "x"]
-        names += [f"y{j}" for j in range(len(self.constants))]
-        views = [f"    {x} = {x}.ravel()" for v, x in self._names.items() if v.type.ndim > 1]
+    def _function(self) -> Callable[..., Any]:
+        inputs = {x: v for v, x in self._names.items() if v.owner is None}
+        names = [*inputs, *[f"y{j}" for j in range(len(self.constants))]]
+        views = [f"    {x} = {x}.ravel()" for x, v in inputs.items() if v.type.ndim > 1]
         source = "\n".join([f"def function({', '.join(names)}):", *views, *self._lines])
         return compile_function_src(source, "function", self._known)
-
-    def _array(self, v: Variable) -> Any:
-        return v.data if isinstance(v, Constant) else self._arrays[v]
-
-    def _numbered(self, v: Variable) -> np.ndarray:
-        """Numbers of the entries of `v`, in its shape."""
-        return np.arange(np.size(self._array(v))).reshape(np.shape(self._array(v)))
 
     def _name(self, thing: Any) -> str:
         self._known[f"c{len(self._known)}"] = thing
@@ -517,74 +511,85 @@ class _Loops:
 
     def _loop(self, v: Variable) -> str:
         """A loop over the entries of `v`; what stands for one of them in it."""
-        places = self._numbered(v).ravel()
+        places = _numbered(self._arrays[v]).ravel()
         self._lines.append(f"    for k in range({len(places)}):")
-        return self._entries(v, places, {})
+        return self._entry(v, places, {})
 
-    def _entries(self, v: Variable, places: np.ndarray, found: dict[Any, str]) -> str:
-        """What stands for the entry ``places[k]`` of `v`; `found` knows what the loop has."""
+    def _entry(self, v: Variable, places: np.ndarray, known: dict[Any, str]) -> str:
+        """What stands for the entry ``places[k]`` of `v`; `known` is what the loop has already."""
         first, step = int(places[0]), int(places[-1] - places[0]) // max(len(places) - 1, 1)
         line = np.array_equal(places, first + step * np.arange(len(places)))
         key = (v, first, step) if line else (v, places.tobytes())
-        if key not in found:
-            found[key] = self._entry(v, places, f"k * {step} + {first}" if line else "", found)
-        return found[key]
-
-    def _entry(self, v: Variable, places: np.ndarray, place: str, found: dict[Any, str]) -> str:
+        if key in known:
+            return known[key]
         if v not in self._moving:
-            values = np.ravel(self._array(v))[places]
-            if (values == values[0]).all():
-                return self._name(values[0])
-            if len(values) <= _JOINT_ENTRIES:
-                return f"{self._name(values)}[k]"
-            self.constants.append(values)
-            return f"y{len(self.constants) - 1}[k]"
-        if v in self._names:
-            if not v.type.ndim:
-                return self._names[v] + ".item()" * (v.owner is None)
-            return f"{self._names[v]}[{place or self._name(places) + '[k]'}]"
+            found = self._constant(np.ravel(self._arrays[v])[places])
+        elif v in self._names:
+            place = f"k * {step} + {first}" if line else f"{self._constant(places)}"
+            found = self._names[v] + (f"[{place}]" if v.type.ndim else ".item()" * (not v.owner))
+        elif isinstance(v.owner.op, Elemwise | CAReduce | Dot):
+            computed, found = self._computed(v, places, known), f"v{len(self._lines)}"
+            self._lines.append(f"        {found} = {computed}")
+        else:
+            found = self._entry(*self._origin(v.owner, places), known)
+        return known.setdefault(key, found)
+
+    def _constant(self, values: np.ndarray) -> str:
+        if (values == values[0]).all():
+            return self._name(values[0])
+        if len(values) <= _FEW:
+            return f"{self._name(values)}[k]"
+        self.constants.append(values)
+        return f"y{len(self.constants) - 1}[k]"
+
+    def _computed(self, v: Variable, places: np.ndarray, known: dict[Any, str]) -> str:
+        """Entries of `v`, computed from those of the inputs."""
         op, inputs = v.owner.op, v.owner.inputs
-        if isinstance(op, Elemwise | CAReduce | Dot):
-            if isinstance(op, Elemwise):
-                shape = np.shape(self._array(v))
-                where = [np.broadcast_to(self._numbered(x), shape).ravel()[places] for x in inputs]
-                given = [self._entries(x, w, found) for x, w in zip(inputs, where, strict=True)]
-                call = self._call(op, inputs, given)
-            elif isinstance(op, CAReduce):
-                axes = sorted(op.axis)
-                numbered = np.moveaxis(self._numbered(inputs[0]), axes, range(-len(axes), 0))
-                columns = numbered.reshape(np.size(self._array(v)), -1)[places].T
-                if len(columns) > _JOINT_ENTRIES:
-                    raise NotImplementedError
-                call, *rest = [self._entries(inputs[0], w, found) for w in columns]
-                for term in rest:
-                    call = self._call(op, [v, v], [call, term])
-            else:
-                x, y = inputs
-                left = self._numbered(x).reshape(-1, np.shape(self._array(x))[-1])
-                right = self._numbered(y).reshape(left.shape[1], -1)
-                if left.shape[1] > _JOINT_ENTRIES:
-                    raise NotImplementedError
-                row, column = np.divmod(places, right.shape[1])
-                pairs = zip(left[row].T, right[:, column], strict=True)
-                call = " + ".join(
-                    f"{self._entries(x, a, found)} * {self._entries(y, b, found)}" for a, b in pairs
-                )
-            self._lines.append(f"        v{len(self._lines)} = {call}")
-            return f"v{len(self._lines) - 1}"
-        moved = inputs[1:] if isinstance(op, Join) else inputs[:1]
-        if self._moving.intersection(set(inputs) - set(moved)):
+        arrays, shape = [self._arrays[x] for x in inputs], np.shape(self._arrays[v])
+        if isinstance(op, Elemwise):
+            where = [np.broadcast_to(_numbered(x), shape).ravel()[places] for x in arrays]
+            given = [self._entry(x, w, known) for x, w in zip(inputs, where, strict=True)]
+            return self._call(op, inputs, given)
+        if isinstance(op, CAReduce):
+            last = range(-len(op.axis), 0)
+            terms = np.moveaxis(_numbered(arrays[0]), op.axis, last).reshape(math.prod(shape), -1)
+            pairs = [((inputs[0], where),) for where in terms[places].T]
+        else:
+            left = _numbered(arrays[0]).reshape(-1, arrays[0].shape[-1])
+            right = _numbered(arrays[1]).reshape(left.shape[1], -1)
+            row, column = np.divmod(places, right.shape[1])
+            columns = zip(left[row].T, right[:, column], strict=True)
+            pairs = [((inputs[0], a), (inputs[1], b)) for a, b in columns]
+        if len(pairs) > _FEW:
             raise NotImplementedError
-        ends = np.cumsum([0, *[np.size(self._array(x)) for x in moved]])
-        starts = dict(zip(moved, ends, strict=False))
-        given = [starts[x] + self._numbered(x) if x in starts else self._array(x) for x in inputs]
+        products = [" * ".join(self._entry(x, w, known) for x, w in pair) for pair in pairs]
+        if isinstance(op, Dot):
+            return " + ".join(products)
+        return reduce(lambda one, other: self._call(op, [v, v], [one, other]), products)
+
+    def _origin(self, node: Any, places: np.ndarray) -> tuple[Variable, np.ndarray]:
+        """The input whose entries a node puts to these places, and where they are in it."""
+        moved = node.inputs[1:] if isinstance(node.op, Join) else node.inputs[:1]
+        if self._moving & (set(node.inputs) - set(moved)):
+            raise NotImplementedError
+        ends = np.cumsum([0, *[np.size(self._arrays[x]) for x in moved]])
+        numbers = [
+            start + _numbered(self._arrays[x]) for start, x in zip(ends, moved, strict=False)
+        ]
+        others = [self._arrays[x] for x in node.inputs if x not in moved]
+        given = [*others, *numbers] if isinstance(node.op, Join) else [*numbers, *others]
         output: list[Any] = [None]
-        op.perform(v.owner, given, [output])
+        node.op.perform(node, given, [output])
         origin = np.ravel(output[0]).astype(np.int64)[places]
         j = int(np.searchsorted(ends, origin[0], side="right")) - 1
         if origin.min() < ends[j] or origin.max() >= ends[j + 1]:
             raise NotImplementedError
-        return self._entries(moved[j], origin - ends[j], found)
+        return moved[j], origin - ends[j]
+
+
+def _numbered(x: Any) -> np.ndarray:
+    """Numbers of the entries of an array, in its shape."""
+    return np.arange(np.size(x)).reshape(np.shape(x))
 
 
 # -- the loops over records -----------------------------------------------------------------------
