@@ -53,6 +53,7 @@ from pymc_dp.published.reading import (
     compiled_exactly,
     forward,
     impossible_by_entry,
+    is_drawn,
     placed,
 )
 from pymc_dp.records.ancestry import SHAPE_OPS
@@ -60,8 +61,9 @@ from pymc_dp.records.ancestry import SHAPE_OPS
 _FEW = 64  # entries, which loops may write out one by one
 _SIGNS = {"Add": " + ", "Sub": " - ", "Mul": " * ", "TrueDiv": " / "}
 _BLOCK = 4096  # random numbers of a kind that are drawn at once
-#: What loops over entries can do.
-_BY_ENTRY = (Elemwise, CAReduce, Dot, DimShuffle, Reshape, SpecifyShape, Subtensor, Join, Alloc)
+#: What loops over entries can do: arithmetic, and moves of entries to known places.
+_COMPUTED = (Elemwise, CAReduce, Dot)
+_MOVED = (DimShuffle, Reshape, SpecifyShape, Subtensor, Join, Alloc)
 _JOINT_CELLS = 32  # of all discrete variables of a record, up to which they are drawn jointly
 
 
@@ -438,6 +440,8 @@ class _Loops:
 
     def __init__(self, examples: Mapping[Variable, np.ndarray], graphs: Sequence[Variable]) -> None:
         own = {v: v.clone() for v in examples}
+        if any(map(is_drawn, ancestors(graphs))):
+            raise NotImplementedError
         graphs = impossible_by_entry(clone_replace(list(graphs), own, rebuild_strict=False))
         self._graphs = rewrite_graph(graphs, ("canonicalize", "stabilize", "specialize"))
         self._names = {v: f"x{k}" for k, v in enumerate(own.values())}  # of inputs, then of sums
@@ -450,7 +454,10 @@ class _Loops:
         self._lines: list[str] = []
         for node in toposort(self._graphs):
             if self._moving & set(node.inputs) and not isinstance(node.op, SHAPE_OPS):
-                if not isinstance(node.op, _BY_ENTRY):
+                fixed = set() if isinstance(node.op, _COMPUTED) else set(node.inputs[1:])
+                if isinstance(node.op, Join):
+                    fixed = set(node.inputs[:1])
+                if not isinstance(node.op, _COMPUTED + _MOVED) or self._moving & fixed:
                     raise NotImplementedError
                 self._moving.update(node.outputs)
             found: list[list[Any]] = [[None] for _ in node.outputs]
@@ -459,9 +466,11 @@ class _Loops:
             self._arrays |= {v: x for v, [x] in zip(node.outputs, found, strict=True)}
             [v, *_] = node.outputs
             if isinstance(node.op, CAReduce) and v.type.ndim == 0 and v in self._moving:
-                s = f"s{len(self._names)}"
-                self._lines.append(f"    {s} = {float(node.op.scalar_op.identity)}")
-                call = self._call(node.op, [v, v], [s, self._loop(node.inputs[0])])
+                if v.type.dtype != "float64":
+                    raise NotImplementedError
+                s, identity = f"s{len(self._names)}", self._name(float(node.op.scalar_op.identity))
+                self._lines.append(f"    {s} = {identity}")
+                call = self._call(v, [v, v], [s, self._loop(node.inputs[0])])
                 self._lines.append(f"        {s} = {call}")
                 self._names[v] = s
 
@@ -479,9 +488,9 @@ class _Loops:
         self._lines += [*new, f"    for k in range({len(arrays[0])}):"]
         known: dict[Any, str] = {}
         for j, (v, x) in enumerate(zip(self._graphs, arrays, strict=True)):
-            for c, places in enumerate(_numbered(x).reshape(len(x), -1).T):
-                entry = self._entry(v, places, known)
-                self._lines.append(f"        o{j}[k * {x[:1].size} + {c}] = {entry}")
+            for c in range(width := x[:1].size):
+                entry = self._entry(v, width * np.arange(len(x)) + c, known)
+                self._lines.append(f"        o{j}[k * {width} + {c}] = {entry}")
         outputs = [f"o{j}.reshape({x.shape})" for j, x in enumerate(arrays)]
         self._lines.append(f"    return {', '.join(outputs)}")
         return self._function()
@@ -497,17 +506,20 @@ class _Loops:
         self._known[f"c{len(self._known)}"] = thing
         return f"c{len(self._known) - 1}"
 
-    def _call(self, op: Any, inputs: Sequence[Variable], given: Sequence[str]) -> str:
-        sign = _SIGNS.get(type(op.scalar_op).__name__)
-        if sign is not None and all(v.type.dtype == "float64" for v in inputs):
+    def _call(self, v: Variable, inputs: Sequence[Variable], given: Sequence[str]) -> str:
+        """The scalar operation of `v` with what is `given` for inputs of these types."""
+        op = v.owner.op.scalar_op
+        sign = _SIGNS.get(type(op).__name__)
+        if sign is not None and all(x.type.dtype == "float64" for x in inputs):
             return sign.join(given)  # compiled faster than a function
-        key = op.scalar_op, *[v.type.dtype for v in inputs]
+        key = op, *[x.type.dtype for x in inputs]
         if key not in self._functions:
-            node = op.scalar_op.make_node(*[get_scalar_type(dtype=dtype)() for dtype in key[1:]])
+            node = op.make_node(*[get_scalar_type(dtype=dtype)() for dtype in key[1:]])
             with pytensor.config.change_flags(numba__fastmath=False):
-                function, _ = numba_funcify_and_cache_key(op.scalar_op, node=node)
-            self._functions[key] = self._name(function)
-        return f"{self._functions[key]}({', '.join(given)})"
+                function, _ = numba_funcify_and_cache_key(op, node=node)
+            kind = self._name(np.dtype(v.type.dtype).type)
+            self._functions[key] = f"{kind}({self._name(function)}"
+        return f"{self._functions[key]}({', '.join(given)}))"
 
     def _loop(self, v: Variable) -> str:
         """A loop over the entries of `v`; what stands for one of them in it."""
@@ -527,7 +539,7 @@ class _Loops:
         elif v in self._names:
             place = f"k * {step} + {first}" if line else f"{self._constant(places)}"
             found = self._names[v] + (f"[{place}]" if v.type.ndim else ".item()" * (not v.owner))
-        elif isinstance(v.owner.op, Elemwise | CAReduce | Dot):
+        elif isinstance(v.owner.op, _COMPUTED):
             computed, found = self._computed(v, places, known), f"v{len(self._lines)}"
             self._lines.append(f"        {found} = {computed}")
         else:
@@ -549,7 +561,7 @@ class _Loops:
         if isinstance(op, Elemwise):
             where = [np.broadcast_to(_numbered(x), shape).ravel()[places] for x in arrays]
             given = [self._entry(x, w, known) for x, w in zip(inputs, where, strict=True)]
-            return self._call(op, inputs, given)
+            return self._call(v, inputs, given)
         if isinstance(op, CAReduce):
             last = range(-len(op.axis), 0)
             terms = np.moveaxis(_numbered(arrays[0]), op.axis, last).reshape(math.prod(shape), -1)
@@ -565,13 +577,11 @@ class _Loops:
         products = [" * ".join(self._entry(x, w, known) for x, w in pair) for pair in pairs]
         if isinstance(op, Dot):
             return " + ".join(products)
-        return reduce(lambda one, other: self._call(op, [v, v], [one, other]), products)
+        return reduce(lambda one, other: self._call(v, [v, v], [one, other]), products)
 
     def _origin(self, node: Any, places: np.ndarray) -> tuple[Variable, np.ndarray]:
         """The input whose entries a node puts to these places, and where they are in it."""
         moved = node.inputs[1:] if isinstance(node.op, Join) else node.inputs[:1]
-        if self._moving & (set(node.inputs) - set(moved)):
-            raise NotImplementedError
         ends = np.cumsum([0, *[np.size(self._arrays[x]) for x in moved]])
         numbers = [
             start + _numbered(self._arrays[x]) for start, x in zip(ends, moved, strict=False)
