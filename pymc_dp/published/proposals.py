@@ -22,9 +22,11 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from numba import njit
+from pytensor.compile.mode import Mode
+from pytensor.compile.ops import DeepCopyOp
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key
 from pytensor.link.utils import compile_function_src
@@ -52,7 +54,6 @@ from pymc_dp.published.reading import (
     check_proposal,
     compiled_exactly,
     forward,
-    impossible_by_entry,
     is_drawn,
     placed,
 )
@@ -63,7 +64,9 @@ _SIGNS = {"Add": " + ", "Sub": " - ", "Mul": " * ", "TrueDiv": " / "}
 _BLOCK = 4096  # random numbers of a kind that are drawn at once
 #: What loops over entries can do: arithmetic, and moves of entries to known places.
 _COMPUTED = (Elemwise, CAReduce, Dot)
-_MOVED = (DimShuffle, Reshape, SpecifyShape, Subtensor, Join, Alloc)
+_MOVED = (DimShuffle, Reshape, SpecifyShape, Subtensor, Join, Alloc, DeepCopyOp)
+#: Simplified in the usual ways, but with one operation a step.
+_SIMPLER = Mode("py", RewriteDatabaseQuery(["fast_run"], exclude=["fusion", "inplace", "BlasOpt"]))
 _JOINT_CELLS = 32  # of all discrete variables of a record, up to which they are drawn jointly
 
 
@@ -439,11 +442,10 @@ class _Loops:
     """
 
     def __init__(self, examples: Mapping[Variable, np.ndarray], graphs: Sequence[Variable]) -> None:
-        own = {v: v.clone() for v in examples}
         if any(map(is_drawn, ancestors(graphs))):
             raise NotImplementedError
-        graphs = impossible_by_entry(clone_replace(list(graphs), own, rebuild_strict=False))
-        self._graphs = rewrite_graph(graphs, ("canonicalize", "stabilize", "specialize"))
+        simpler = compiled_exactly(list(examples), graphs, mode=_SIMPLER).maker.fgraph
+        self._graphs, own = simpler.outputs, dict(zip(examples, simpler.inputs, strict=True))
         self._names = {v: f"x{k}" for k, v in enumerate(own.values())}  # of inputs, then of sums
         self._moving = set(self._names)  # what depends on the values of inputs
         self._arrays = {v: v.data for v in ancestors(self._graphs) if isinstance(v, Constant)}

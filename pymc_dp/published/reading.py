@@ -101,7 +101,7 @@ def compiled_exactly(
 ) -> Any:
     """Compile without fastmath, which may leave tests for NaN out."""
     mode = exact(mode).including("random_make_inplace")
-    outputs = impossible_by_entry(outputs)
+    outputs = _impossible_by_entry(outputs)
     function = pytensor.function(
         list(inputs), outputs, updates=updates, mode=mode, on_unused_input="ignore"
     )
@@ -109,7 +109,7 @@ def compiled_exactly(
     return function
 
 
-def impossible_by_entry(outputs: Sequence[Variable]) -> list[Variable]:
+def _impossible_by_entry(outputs: Sequence[Variable]) -> list[Variable]:
     """Log-densities that are -inf exactly where their parameters are impossible.
 
     PyMC's checks raise an error or make all records impossible; without them, densities of
