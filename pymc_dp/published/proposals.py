@@ -456,11 +456,10 @@ class _Loops:
         self._lines: list[str] = []
         for node in toposort(self._graphs):
             if self._moving & set(node.inputs) and not isinstance(node.op, SHAPE_OPS):
-                fixed = set() if isinstance(node.op, _COMPUTED) else set(node.inputs[1:])
-                if isinstance(node.op, Join):
-                    fixed = set(node.inputs[:1])
-                if not isinstance(node.op, _COMPUTED + _MOVED) or self._moving & fixed:
-                    raise NotImplementedError
+                known = isinstance(node.op, _COMPUTED + _MOVED)
+                where = [] if isinstance(node.op, _COMPUTED) else _data_first(node)[1]
+                if not known or self._moving & set(where):
+                    raise NotImplementedError(node.op)
                 self._moving.update(node.outputs)
             found: list[list[Any]] = [[None] for _ in node.outputs]
             with np.errstate(all="ignore"):
@@ -469,7 +468,7 @@ class _Loops:
             [v, *_] = node.outputs
             if isinstance(node.op, CAReduce) and v.type.ndim == 0 and v in self._moving:
                 if v.type.dtype != "float64":
-                    raise NotImplementedError
+                    raise NotImplementedError(node.op)
                 s, identity = f"s{len(self._names)}", self._name(float(node.op.scalar_op.identity))
                 self._lines.append(f"    {s} = {identity}")
                 call = self._call(v, [v, v], [s, self._loop(node.inputs[0])])
@@ -583,12 +582,12 @@ class _Loops:
 
     def _origin(self, node: Any, places: np.ndarray) -> tuple[Variable, np.ndarray]:
         """The input whose entries a node puts to these places, and where they are in it."""
-        moved = node.inputs[1:] if isinstance(node.op, Join) else node.inputs[:1]
+        moved, where = _data_first(node)
         ends = np.cumsum([0, *[np.size(self._arrays[x]) for x in moved]])
         numbers = [
             start + _numbered(self._arrays[x]) for start, x in zip(ends, moved, strict=False)
         ]
-        others = [self._arrays[x] for x in node.inputs if x not in moved]
+        others = [self._arrays[x] for x in where]
         given = [*others, *numbers] if isinstance(node.op, Join) else [*numbers, *others]
         output: list[Any] = [None]
         node.op.perform(node, given, [output])
@@ -597,6 +596,13 @@ class _Loops:
         if origin.min() < ends[j] or origin.max() >= ends[j + 1]:
             raise NotImplementedError
         return moved[j], origin - ends[j]
+
+
+def _data_first(node: Any) -> tuple[list[Variable], list[Variable]]:
+    """The inputs whose entries a node moves, and those that tell where."""
+    if isinstance(node.op, Join):  # which has an axis among them in PyMC 5
+        return [x for x in node.inputs if x.type.ndim], [x for x in node.inputs if not x.type.ndim]
+    return node.inputs[:1], node.inputs[1:]
 
 
 def _numbered(x: Any) -> np.ndarray:
