@@ -559,6 +559,7 @@ class _Loops:
         """Entries of `v`, computed from those of the inputs."""
         op, inputs = v.owner.op, v.owner.inputs
         arrays, shape = [self._arrays[x] for x in inputs], np.shape(self._arrays[v])
+        pairs: list[tuple[tuple[Variable, np.ndarray], ...]]
         if isinstance(op, Elemwise):
             where = [np.broadcast_to(_numbered(x), shape).ravel()[places] for x in arrays]
             given = [self._entry(x, w, known) for x, w in zip(inputs, where, strict=True)]
