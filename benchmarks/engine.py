@@ -50,7 +50,7 @@ _TAIL = 0.01
 
 def private_engine(case: Case) -> RowEngine:
     """The engine of a model in the coordinates theta."""
-    records = extract(case.build(), check=False)
+    records = extract(case.build(), privacy_unit=case.unit, check=False)
     d = records.parameters.size
     return RowEngine.of(records, Coordinates(np.zeros(d), np.eye(d)))
 

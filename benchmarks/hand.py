@@ -40,6 +40,8 @@ class Case:
     log_likelihood : callable
     jax : callable
         () -> (theta, clip norm) -> the same by ``vmap(grad)``; imports JAX.
+    unit : ndarray, optional
+        The user of each row.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Case:
     gradients: dict[str, Gradient]
     log_likelihood: LogLikelihood
     jax: Callable[[], Gradient]
+    unit: np.ndarray | None = None
 
 
 def jax_gradient(log_density: Callable[..., Any], *data: np.ndarray) -> Gradient:
@@ -333,6 +336,168 @@ def _poisson_case(d: int = 10, n: int = 20_000) -> Case:
     return Case(f"Poisson d={d}", n, build, truth, gradients, likelihood, with_jax)
 
 
+# -- logistic regression with several rows a user -------------------------------------------------
+
+
+@_fast
+def _users(theta, bound, x, y, starts):  # type: ignore[no-untyped-def]
+    """Rows are sorted by user."""
+    d = x.shape[1]
+    total, g = np.zeros(d), np.empty(d)
+    for u in range(starts.shape[0] - 1):
+        for k in range(d):
+            g[k] = 0.0
+        for i in range(starts[u], starts[u + 1]):
+            eta = 0.0
+            for k in range(d):
+                eta += x[i, k] * theta[k]
+            s = y[i] - 1.0 / (1.0 + math.exp(-eta))
+            for k in range(d):
+                g[k] += s * x[i, k]
+        square = 0.0
+        for k in range(d):
+            square += g[k] * g[k]
+        factor = bound / max(math.sqrt(square), bound)
+        for k in range(d):
+            total[k] += factor * g[k]
+    return total
+
+
+@_fast
+def _users_likelihood(theta, x, y, starts, out):  # type: ignore[no-untyped-def]
+    for u in range(starts.shape[0] - 1):
+        out[u] = 0.0
+        for i in range(starts[u], starts[u + 1]):
+            eta = 0.0
+            for k in range(x.shape[1]):
+                eta += x[i, k] * theta[k]
+            out[u] += y[i] * eta - (max(eta, 0.0) + math.log1p(math.exp(-abs(eta))))
+
+
+def _users_case(d: int = 10, users: int = 33_000, rows: int = 3) -> Case:
+    """Rows in any order; by hand they are sorted once."""
+    n = users * rows
+    rng = np.random.default_rng(d)
+    unit = rng.permutation(np.repeat(np.arange(users), rows))
+    x = rng.standard_normal((n, d))
+    truth = rng.standard_normal(d) / math.sqrt(d)
+    y = (rng.random(n) < 1.0 / (1.0 + np.exp(-x @ truth))).astype("int64")
+    order, starts = np.argsort(unit, kind="stable"), np.arange(users + 1) * rows
+    xs, ys, out = x[order], y[order], np.empty(users)
+
+    def build() -> pm.Model:
+        with pm.Model() as model:
+            beta = pm.Normal("beta", 0.0, 3.0, shape=d)
+            pm.Bernoulli("y", logit_p=pm.math.dot(x, beta), observed=y)
+        return model
+
+    def with_numpy(theta: np.ndarray, bound: float) -> np.ndarray:
+        s = ys - 1.0 / (1.0 + np.exp(-(xs @ theta)))
+        g = np.add.reduceat(s[:, None] * xs, starts[:-1])
+        return (bound / np.maximum(np.sqrt(np.einsum("ij,ij->i", g, g)), bound)) @ g
+
+    def likelihood(theta: np.ndarray) -> np.ndarray:
+        _users_likelihood(theta, xs, ys, starts, out)
+        return out
+
+    def with_jax() -> Gradient:
+        import jax
+
+        def log_density(theta: Any, x: Any, y: Any) -> Any:
+            return (y * (x @ theta) - jax.nn.softplus(x @ theta)).sum()
+
+        return jax_gradient(log_density, xs.reshape(users, rows, d), ys.reshape(users, rows))
+
+    gradients = {
+        "numba": lambda theta, bound: _users(theta, bound, xs, ys, starts),
+        "numpy": with_numpy,
+    }
+    name = f"logistic d={d}, {rows} rows a user"
+    return Case(name, n, build, truth, gradients, likelihood, with_jax, unit)
+
+
+# -- Student t regression -------------------------------------------------------------------------
+
+_NU = 4.0
+
+
+@_fast
+def _student(theta, bound, x, y):  # type: ignore[no-untyped-def]
+    """Order: intercept, coefficients, log sigma."""
+    n, d = x.shape
+    total, sigma = np.zeros(d + 2), math.exp(theta[d + 1])
+    for i in range(n):
+        eta, square = theta[0], 1.0
+        for k in range(d):
+            eta += x[i, k] * theta[k + 1]
+            square += x[i, k] * x[i, k]
+        z = (y[i] - eta) / sigma
+        w = (_NU + 1.0) * z / (_NU + z * z)
+        s, t = w / sigma, w * z - 1.0
+        factor = bound / max(math.sqrt(s * s * square + t * t), bound)
+        s *= factor
+        total[0] += s
+        for k in range(d):
+            total[k + 1] += s * x[i, k]
+        total[d + 1] += factor * t
+    return total
+
+
+@_fast
+def _student_likelihood(theta, x, y, constant, out):  # type: ignore[no-untyped-def]
+    n, d = x.shape
+    sigma = math.exp(theta[d + 1])
+    for i in range(n):
+        eta = theta[0]
+        for k in range(d):
+            eta += x[i, k] * theta[k + 1]
+        z = (y[i] - eta) / sigma
+        out[i] = constant - theta[d + 1] - 0.5 * (_NU + 1.0) * math.log1p(z * z / _NU)
+
+
+def _student_case(d: int = 10, n: int = 100_000) -> Case:
+    rng = np.random.default_rng(5)
+    x, beta = rng.standard_normal((n, d)), 0.3 * rng.standard_normal(d)
+    y = 0.5 + x @ beta + 0.7 * rng.standard_t(_NU, n)
+    theta = np.concatenate([[0.5], beta, [math.log(0.7)]])
+    squares, out = 1.0 + (x * x).sum(axis=1), np.empty(n)
+    constant = math.lgamma((_NU + 1.0) / 2.0) - math.lgamma(_NU / 2.0)
+    constant -= 0.5 * math.log(_NU * math.pi)
+
+    def build() -> pm.Model:
+        with pm.Model() as model:
+            a, slopes = pm.Normal("a", 0.0, 3.0), pm.Normal("beta", 0.0, 3.0, shape=d)
+            sigma = pm.HalfNormal("sigma", 2.0)
+            pm.StudentT("y", nu=_NU, mu=a + pm.math.dot(x, slopes), sigma=sigma, observed=y)
+        return model
+
+    def with_numpy(theta: np.ndarray, bound: float) -> np.ndarray:
+        sigma = math.exp(theta[-1])
+        z = (y - theta[0] - x @ theta[1:-1]) / sigma
+        w = (_NU + 1.0) * z / (_NU + z * z)
+        s, t = w / sigma, w * z - 1.0
+        factor = bound / np.maximum(np.sqrt(s * s * squares + t * t), bound)
+        s = s * factor
+        return np.concatenate([[s.sum()], s @ x, [factor @ t]])
+
+    def likelihood(theta: np.ndarray) -> np.ndarray:
+        _student_likelihood(theta, x, y, constant, out)
+        return out
+
+    def with_jax() -> Gradient:
+        import jax.numpy as jnp
+
+        def log_density(theta: Any, x: Any, y: Any) -> Any:
+            z = (y - theta[0] - x @ theta[1:-1]) / jnp.exp(theta[-1])
+            return -theta[-1] - 0.5 * (_NU + 1.0) * jnp.log1p(z * z / _NU)
+
+        return jax_gradient(log_density, x, y)
+
+    gradients = {"numba": lambda theta, bound: _student(theta, bound, x, y), "numpy": with_numpy}
+    name = f"Student t d={d}"
+    return Case(name, n, build, theta, gradients, likelihood, with_jax)
+
+
 # -- hierarchical normal --------------------------------------------------------------------------
 
 
@@ -423,5 +588,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "gaussian": _gaussian_case,
     "banana": _banana_case,
     "poisson": _poisson_case,
+    "users": _users_case,
+    "student_t": _student_case,
     "hierarchical": _hierarchical_case,
 }

@@ -42,6 +42,9 @@ Array: TypeAlias = np.ndarray
 FINEST, COARSEST = 36, 20
 #: Vectors of a tile: their entries then stay in the fastest caches.
 TILE = 512
+#: Numbers of at most 2^51 are rounded to an integer, ties to even, by adding the first: it is in
+#: the last bits of the sum. A processor does so for several numbers at a time.
+_ROUNDS, _BITS = 1.5 * 2.0**52, np.int64(0x4338000000000000)
 #: Ends of the bins of a histogram of norms: steps of 2^(1/4) from 2^-60 to 2^60, and the rest.
 EDGES = np.concatenate([[0.0], 2.0 ** (np.arange(-240, 241) / 4.0), [math.inf]])
 #: A unit outside of this, its inverse, or 2^63 of it, would lose accuracy or overflow.
@@ -64,11 +67,13 @@ class Grid:
 
     @classmethod
     def finest(cls, noise_multiplier: float, n: int) -> Grid:
-        """The finest grid on which contributions of `n` units and the noise fit into 64 bits."""
+        """The finest grid on which contributions of `n` units and the noise fit into 64 bits, and
+        each contribution into 50.
+        """
         for log2_sigma in range(FINEST, COARSEST - 1, -1):
             # a contribution is at most the sensitivity, sigma / tau
             largest = 2.0**log2_sigma / noise_multiplier
-            if n * largest + 16.0 * 2.0**log2_sigma < 2.0**62:
+            if n * largest + 16.0 * 2.0**log2_sigma < 2.0**62 and largest <= 2.0**50:
                 return cls(log2_sigma, noise_multiplier)
         raise PrivacyError(
             f"A sum over {n} units with noise multiplier {noise_multiplier:.3g} does not fit into "
@@ -109,7 +114,7 @@ def vector_bound(norm_bound: float, d: int) -> float:
     of the norm (d/2 + 2 units in the last place), of the quotient and of the products with it.
     """
     bound = (norm_bound - math.sqrt(d) / 2.0) * (1.0 - (d + 8) * 2.0**-53)
-    if not bound > 0.0:
+    if not 0.0 < bound <= 2.0**50:  # no grid of `Grid.finest` is too fine
         raise PrivacyError(
             "The noise is so large compared with one record that the integer grid cannot "
             "represent a record. Use fewer draws or a larger budget."
@@ -133,6 +138,18 @@ def nonnegative_bound(sensitivity: float) -> float:
 
 
 @compiled(error_model="numpy")
+def _sum_of_rounded(x: Array, units: float, factors: Array, work: Array) -> np.int64:
+    """Sum of x_i units f_i, each rounded to an integer, and at most 2^51; 0 where f_i is 0."""
+    n, total = x.shape[0], np.int64(0)
+    for i in range(n):
+        work[i] = ((x[i] * units) * factors[i] if factors[i] != 0.0 else 0.0) + _ROUNDS
+    bits = work.view(np.int64)
+    for i in range(n):
+        total += bits[i] - _BITS
+    return total
+
+
+@compiled(error_model="numpy")
 def clip_vectors(
     block: SparseBlock, units: float, bound: float, total: Array, scale: Array
 ) -> None:
@@ -141,7 +158,7 @@ def clip_vectors(
     :func:`vector_bound`.
     """
     values, common, moving = block
-    n, q = values.shape[1], common.shape[0]
+    n, q, work = values.shape[1], common.shape[0], np.empty(TILE)
     for start in range(0, n, TILE):
         stop = min(start + TILE, n)
         factors = scale[start:stop]
@@ -156,11 +173,7 @@ def clip_vectors(
             s = 1.0 if norm <= bound else bound / norm
             factors[i] = s if norm < math.inf else 0.0  # also not a number
         for j in range(q):
-            x, sum_j = values[j, start:stop], np.int64(0)
-            for i in range(stop - start):
-                entry = np.rint((x[i] * units) * factors[i])
-                sum_j += np.int64(entry if factors[i] > 0.0 else 0.0)
-            total[common[j]] += sum_j
+            total[common[j]] += _sum_of_rounded(values[j, start:stop], units, factors, work)
         for j in range(moving.shape[0]):
             x, places = values[q + j, start:stop], moving[j, start:stop]
             for i in range(stop - start):
@@ -183,7 +196,7 @@ def clip_multiples(
     cancels.
     """
     n = factors.shape[0]
-    length, multiples = moves.lengths[first : first + n], np.empty(n)
+    length, multiples, work = moves.lengths[first : first + n], np.empty(n), np.empty(n)
     for i in range(n):
         w = factors[i] * units
         norm = math.fabs(w) * length[i]
@@ -191,11 +204,8 @@ def clip_multiples(
         scale[i] = s if norm < math.inf else 0.0  # also not a number
         multiples[i] = w * scale[i] if scale[i] > 0.0 else 0.0
     for j in range(moves.common.shape[0]):
-        x, sum_j = moves.common_values[j, first : first + n], np.int64(0)
-        for i in range(n):
-            entry = np.rint(x[i] * multiples[i])
-            sum_j += np.int64(entry if multiples[i] != 0.0 else 0.0)
-        total[moves.common[j]] += sum_j
+        x = moves.common_values[j, first : first + n]
+        total[moves.common[j]] += _sum_of_rounded(x, 1.0, multiples, work)
     for j in range(moves.moving.shape[0]):
         x, places = moves.moving_values[j, first : first + n], moves.moving[j, first : first + n]
         for i in range(n):

@@ -84,7 +84,7 @@ class RowsWithLaw:
             if s is not None and used
         ]
         scores = np.concatenate(parts)
-        loops.clean(scores)
+        loops.clean(scores, scores, 0)
         return scores
 
     def _with(self, outcome: ndarray, data: list[ndarray]) -> list[ndarray]:
@@ -189,7 +189,7 @@ class Contribution(ABC):
             with np.errstate(all="ignore"):
                 part = engine.part(slice(start, min(start + step, engine.n_units)))
                 for where, values in self._values(part):
-                    loops.clean(values)
+                    loops.clean(values, values, 0)
                     yield slice(start + where.start, start + where.stop), values
 
 
@@ -454,7 +454,7 @@ class Statistic(Contribution):
             raise TypeError("A statistic is known for records of one row each alone.")
         found = np.ascontiguousarray(self.rows(engine.groups[0].store.read()))
         if self.boxed:
-            loops.clean(found)  # what is infinite is 0, and not an end of the box
+            loops.clean(found, found, 0)  # what is infinite is 0, and not an end of the box
             np.clip(found, -1.0, 1.0, out=found)
         yield slice(0, engine.n_units), found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -361,11 +362,10 @@ class RowEngine:
         functions = self.groups[g].functions
         if g in self._layouts:
             return self._layouts[g]
-        kinds = [cut.kind for cut in functions.ordered]
         rows, maps = scores.rows[g], scores.maps[g]
         present = [None if s is None else m for s, m in zip(rows, maps, strict=True)]
         widths = [1 if s is None else len(s) for s in rows]
-        layout = Layout.of(kinds, widths, present, self.d)
+        layout = Layout.of([cut.kind for cut in functions.ordered], widths, present, self.d)
         fixed = zip(functions.constant_jacobians, functions.differentiable, strict=True)
         if all(constant is not None for constant, smooth in fixed if smooth):
             self._layouts[g] = layout
@@ -374,59 +374,49 @@ class RowEngine:
     def _row_vectors(
         self, g: int, scores: Scores, some: slice
     ) -> Iterator[tuple[slice, SparseBlock]]:
-        group, columns, layout = self.groups[g], self.groups[g].columns(), self._layout(g, scores)
-        maps = [
-            None if matrix is None else np.ascontiguousarray(matrix[:, layout.common])
-            for matrix in scores.maps[g]
-        ]
-        entries = [None if matrix is None else loops.compressed_rows(matrix) for matrix in maps]
-        found = None
-        size = max(1, min(row_groups.BLOCK, _CACHED // max(1, layout.width)))
+        group, layout, rows = self.groups[g], self._layout(g, scores), scores.rows[g]
+        columns, adding, labelled = group.columns(), [], []
+        for k, cut in enumerate(group.functions.ordered):
+            s, matrix = rows[k], scores.maps[g][k]
+            if s is None or matrix is None:
+                continue
+            common = np.ascontiguousarray(matrix[:, layout.common])
+            if common.any():
+                adding.append(self._adding(g, k, common, layout, s))
+            if layout.labelled[k] is not None:
+                labelled.append((k, columns.labels[cut], s))
+        size, found = max(1, min(row_groups.BLOCK, _CACHED // max(1, layout.width))), None
         for where in loops.row_blocks(some.stop - some.start, size, some.start):
-            rows = where.stop - where.start
-            if found is None or found.values.shape[1] != rows:
-                found = layout.empty(rows)
-            block = found.values[: len(layout.common)]
+            if found is None or found.values.shape[1] != where.stop - where.start:
+                found = layout.empty(where.stop - where.start)
+                block = found.values[: len(layout.common)]
             block[:] = 0.0
-            labels: list[np.ndarray | None] = [None] * len(maps)
-            parts: list[np.ndarray | None] = [None] * len(maps)
-            for k, cut in enumerate(group.functions.ordered):
-                row_scores, nonzero, matrix = scores.rows[g][k], entries[k], maps[k]
-                if row_scores is None or nonzero is None or matrix is None:
-                    continue
-                if layout.labelled[k] is not None:
-                    labels[k], parts[k] = columns.labels[cut][where], row_scores[:, where]
-                if not len(nonzero[1]):
-                    continue
-                scaled = None
-                if cut.kind == "dot":
-                    scaled = self._design(g, k, matrix, layout, len(row_scores), where)
-                if scaled is None:
-                    columns.add(cut, block, row_scores, where.start, nonzero)
-                else:
-                    design, first = scaled
-                    loops.add_scaled(block, *design, first, row_scores, where.start)
-            layout.fill(found, labels, parts)
+            for add in adding:
+                add(block, where.start)
+            layout.fill(found, [(k, own[where], s[:, where]) for k, own, s in labelled])
             yield where, found
 
-    def _design(
-        self, g: int, k: int, matrix: np.ndarray, layout: Layout, width: int, where: slice
-    ) -> tuple[ScaledDesign, int] | None:
-        """A cut's design in z and its row where the block begins; None if it never pays."""
-        if not ScaledDesign.pays(matrix, width):
-            return None
-        group = self.groups[g]
-        design = group.columns().designs[group.functions.ordered[k]]
-        constant = group.functions.constant_jacobians[k] is not None
-        fits = width * matrix.any(axis=0).sum() * group.n_rows <= loops.LARGEST
-        if not (self._keeps and constant and fits):  # made for the block: the same bits
-            return ScaledDesign.of(design, matrix, width, where), 0
-        columns = layout.common.tobytes()  # those that rows touch, which may change with z
+    def _adding(
+        self, g: int, k: int, matrix: np.ndarray, layout: Layout, scores: np.ndarray
+    ) -> Callable[[np.ndarray, int], None]:
+        """Adds to (q, rows) of a block, from a row on, scores of a cut times its map."""
+        group, width = self.groups[g], len(scores)
+        columns, cut = group.columns(), group.functions.ordered[k]
+        if cut.kind != "dot" or not ScaledDesign.pays(matrix, width):
+            entries = loops.compressed_rows(matrix)
+            return lambda out, first: columns.add(cut, out, scores, first, entries)
+        keeps = self._keeps and group.functions.constant_jacobians[k] is not None
+        of = partial(ScaledDesign.of, columns.designs[cut], matrix, width)
+        if not keeps or width * matrix.any(axis=0).sum() * group.n_rows > loops.LARGEST:
+            return lambda out, first: loops.add_scaled(  # for each block: the same bits
+                out, *of(slice(first, first + out.shape[1])), 0, scores, first
+            )
+        touched = layout.common.tobytes()  # coordinates that rows touch may change with z
         with _MAKING:
-            if (g, k) not in self._designs or self._designs[g, k][0] != columns:
-                everything = slice(0, group.n_rows)
-                self._designs[g, k] = columns, ScaledDesign.of(design, matrix, width, everything)
-            return self._designs[g, k][1], where.start
+            if (g, k) not in self._designs or self._designs[g, k][0] != touched:
+                self._designs[g, k] = touched, of(slice(0, group.n_rows))
+            kept = self._designs[g, k][1]
+        return lambda out, first: loops.add_scaled(out, *kept, first, scores, first)
 
     def linear(self) -> LinearRows | None:
         """The rows as multiples of vectors that do not depend on z; None if they are not."""

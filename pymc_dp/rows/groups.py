@@ -200,21 +200,15 @@ class RowGroup:
     def scores(self, phis: list[np.ndarray]) -> list[np.ndarray | None]:
         """Per cut, (k, n_rows) derivatives of log-likelihoods by what rows see; 0 if not finite."""
         functions = self.functions
-        found = [
-            np.empty((width(cut, phi), self.n_rows)) if smooth else None
-            for cut, phi, smooth in zip(
-                functions.ordered, phis, functions.differentiable, strict=True
-            )
-        ]
+        cuts = zip(functions.ordered, phis, functions.differentiable, strict=True)
+        found = [np.empty((width(c, p), self.n_rows)) if smooth else None for c, p, smooth in cuts]
 
         def block(where: slice) -> None:
             etas, labels, data = self.inputs(phis, where)
             parts = functions.scores(etas, phis, labels, data)
             for whole, part in zip(found, parts, strict=True):
                 if whole is not None and part is not None:
-                    own = np.array(part.T, order="C")
-                    loops.clean(own)
-                    whole[:, where] = own
+                    loops.clean(np.atleast_2d(part.T), whole, where.start)
 
         self._each(block)
         return found
@@ -267,7 +261,7 @@ class RowGroup:
         def scores(etas: list[np.ndarray], phis: list[np.ndarray]) -> np.ndarray:
             by_cut = functions.scores(etas, phis, labels, blocks)
             found = np.concatenate([np.ascontiguousarray(s.T) for s in by_cut if s is not None])
-            loops.clean(found)
+            loops.clean(found, found, 0)
             return found
 
         start = scores(etas, phis)

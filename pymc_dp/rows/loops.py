@@ -68,13 +68,15 @@ def linear_predictor(design: ndarray, first: int, weights: ndarray, out: ndarray
 
 
 @compiled(error_model="numpy")
-def clean(scores: ndarray) -> None:
-    """Set scores that are not finite to 0, before any norm is taken (0 * inf is not a number)."""
+def clean(scores: ndarray, out: ndarray, first: int) -> None:
+    """out[j, first + i] = scores[j, i], or 0 if it is not finite: before any norm is taken, as 0 *
+    inf is not a number.
+    """
     k, n = scores.shape
     for j in range(k):
+        x, y = scores[j], out[j, first : first + n]
         for i in range(n):
-            value = scores[j, i]
-            scores[j, i] = value if math.fabs(value) < math.inf else 0.0
+            y[i] = x[i] if math.fabs(x[i]) < math.inf else 0.0
 
 
 @compiled(error_model="numpy")
@@ -396,19 +398,18 @@ class Layout(NamedTuple):
     def fill(
         self,
         block: SparseBlock,
-        labels: Sequence[ndarray | None],
-        scores: Sequence[ndarray | None],
+        by_label: Sequence[tuple[int, ndarray, ndarray]],
     ) -> None:
-        """Set the entries that depend on labels, from (rows,) labels and (k, rows) scores."""
+        """Set the entries that depend on labels: cuts with (rows,) labels and (k, rows) scores."""
         at = 0
-        for part, label, s in zip(self.labelled, labels, scores, strict=True):
-            if part is None:
-                continue
-            assert label is not None and s is not None  # or places would be left as they are
+        for k, label, s in by_label:
+            part = self.labelled[k]
+            assert part is not None
             c = part.places.shape[1]
             values = block.values[len(self.common) + at : len(self.common) + at + c]
             _fill(values, block.moving[at : at + c], part.places, part.weights, label, s)
             at += c
+        assert at == len(block.moving)  # or places would be left as they are
 
 
 @compiled(error_model="numpy")

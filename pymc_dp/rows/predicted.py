@@ -197,15 +197,15 @@ def moves_of(
         loops.compressed_rows(np.ascontiguousarray(matrix[:, layout.common]))
         for _, _, matrix in cuts
     ]
-    of_cuts = [columns.labels.get(cut) for cut, _, _ in cuts]
+    moved = [k for k, part in enumerate(layout.labelled) if part is not None]
+    labelled = [(k, columns.labels[cuts[k][0]], cuts[k][1]) for k in moved]
     for where in loops.row_blocks(n, _BLOCK):
         block = layout.empty(where.stop - where.start)
         common = block.values[:q]
         common[:] = 0.0
         for (cut, w, _), own in zip(cuts, entries, strict=True):
             columns.add(cut, common, w, where.start, own)
-        labels = [None if every is None else every[where] for every in of_cuts]
-        layout.fill(block, labels, [np.ascontiguousarray(w[:, where]) for _, w, _ in cuts])
+        layout.fill(block, [(k, own[where], w[:, where]) for k, own, w in labelled])
         with np.errstate(over="ignore"):  # its length is then infinite, and its weight 0
             values[:, where] = block.values
         moving[:, where] = block.moving

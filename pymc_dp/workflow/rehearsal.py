@@ -178,8 +178,8 @@ def rehearse(
         public data are used as they are.
     at : mapping of str to array, optional
         Values of free variables that make the records.  Default: half-way, on the unconstrained
-        scale, between the median of the prior and a draw of it: wide priors allow records that
-        nobody expects.
+        scale, between the median of the prior and a draw of it, cut to the central 80 %: wide
+        priors allow records that nobody expects.
     rows_per_unit : int, default 2
         Rows of each unit if the budget has a ``privacy_unit``; how many the real ones have is
         private.

@@ -122,7 +122,7 @@ def attained(left, right, queries, mechanism, d):
 )
 def test_the_grid_is_the_finest_that_fits(tau, n):
     def fits(m):
-        return n * 2.0**m / tau + 16 * 2.0**m < 2.0**62
+        return n * 2.0**m / tau + 16 * 2.0**m < 2.0**62 and 2.0**m / tau <= 2.0**50
 
     if not fits(COARSEST):
         with pytest.raises(PrivacyError, match="does not fit"):
@@ -198,6 +198,29 @@ def test_vectors_of_any_floats_stay_within_the_norm_bound(rows, tau, clip, neigh
     np.testing.assert_array_equal(total, np.sum(columns, axis=0))  # no term sees another
     assert np.all((factors >= 0) & (factors <= 1))
     assert np.all(factors[~np.isfinite(rows).all(axis=1)] == 0)
+
+
+def test_numbers_are_rounded_to_the_nearest_integer_and_halves_to_the_even_one():
+    rng = np.random.default_rng(3)
+    sizes = 2.0 ** rng.integers(-5, 50, 1000)
+    values = np.concatenate([np.arange(-9, 9) / 2.0, sizes * rng.uniform(-1, 1, 1000), [2.0**50]])
+    for value in [*values, *-values]:
+        for kind in ("vectors", "multiples"):
+            total, one = np.zeros(1, np.int64), np.ones(1)
+            if kind == "vectors":
+                clip_dense(np.array([[value]]), 1.0, 2.0**50, total, one)
+            else:
+                nothing = np.empty((0, 1))
+                u = linear.Moves(np.arange(1), one[None], nothing.astype(int), nothing, one)
+                clip_multiples(u, 0, np.array([value]), 1.0, 2.0**50, total, one.copy())
+            assert total[0] == round(value), kind
+
+
+def test_a_grid_on_which_records_cannot_be_rounded_is_refused():
+    """Integers above 2^51 are not in the bits that are read."""
+    assert vector_bound(2.0**50, 1) < 2.0**50
+    with pytest.raises(PrivacyError, match="cannot represent a record"):
+        VectorSum(Grid(36, 2.0**-15), "add_or_remove_one", 1, 1.0)
 
 
 @pytest.mark.parametrize("neighboring", RELATIONS)
