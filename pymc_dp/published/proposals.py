@@ -64,7 +64,7 @@ _SIGNS = {"Add": " + ", "Sub": " - ", "Mul": " * ", "TrueDiv": " / "}
 _BLOCK = 4096  # random numbers of a kind that are drawn at once
 #: What loops over entries can do: arithmetic, and moves of entries to known places.
 _COMPUTED = (Elemwise, CAReduce, Dot)
-_MOVED = (DimShuffle, Reshape, SpecifyShape, Subtensor, Join, Alloc, DeepCopyOp)
+_MOVED = (DimShuffle, Reshape, SpecifyShape, Subtensor, Alloc, DeepCopyOp)
 #: Simplified in the usual ways, but with one operation a step.
 _SIMPLER = Mode("py", RewriteDatabaseQuery(["fast_run"], exclude=["fusion", "inplace", "BlasOpt"]))
 _JOINT_CELLS = 32  # of all discrete variables of a record, up to which they are drawn jointly
@@ -129,27 +129,23 @@ class Offers(ABC):
             self._stock = list(zip(*many, strict=True))
         return self._stock.pop()
 
-    def _answers(self, asked: Sequence[Any]) -> tuple[Callable[..., Any], tuple | None]:
-        """What the model answers, and further arguments, if a compiled loop can call it."""
-        move = self._move
-        try:
-            loops = _Loops(dict(zip(move.inputs, move.asked(asked), strict=True)), move.outputs)
-            return _per_density(loops.records()), tuple(loops.constants)
-        except NotImplementedError:
-            return (_answered, None) if move.code is None else (move.code, ())
-
     def _one_by_one(
         self, state: State, exponential: np.ndarray, *asked: Any
     ) -> tuple[float, float]:
         """Offer each record in turn what the model answers when it is `asked`."""
+        move = self._move
         if self._replace is None:
+            try:
+                loops = _Loops(dict(zip(move.inputs, move.asked(asked), strict=True)), move.outputs)
+                answer, self._constants = _per_density(loops.records()), loops.constants
+            except NotImplementedError:
+                answer, self._constants = _answered, None
             keep = keeping([v.type.ndim for v in self.reading.values])
-            answer, self._constants = self._answers(asked)
             self._replace = replacing(self.density, state.rows.shape[1], keep, answer)
         if self._constants is None:
-            asked = tuple(map(np.ascontiguousarray, self._move(*asked)))
+            asked = tuple(map(np.ascontiguousarray, move(*asked)))
         else:
-            asked = self._move.asked(asked) + self._constants
+            asked = (*move.asked(asked), *self._constants)
         n_accepted, lowest = self._replace(
             asked,
             tuple(state.point[: self._n_values]),
@@ -445,35 +441,66 @@ class _Loops:
         if any(map(is_drawn, ancestors(graphs))):
             raise NotImplementedError
         simpler = compiled_exactly(list(examples), graphs, mode=_SIMPLER).maker.fgraph
-        self._graphs, own = simpler.outputs, dict(zip(examples, simpler.inputs, strict=True))
-        self._names = {v: f"x{k}" for k, v in enumerate(own.values())}  # of inputs, then of sums
-        self._moving = set(self._names)  # what depends on the values of inputs
-        self._arrays = {v: v.data for v in ancestors(self._graphs) if isinstance(v, Constant)}
-        self._arrays |= {own[v]: x for v, x in examples.items()}
+        self._graphs = simpler.outputs
+        self._names = {v: f"x{k}" for k, v in enumerate(simpler.inputs)}  # of inputs, then of sums
+        self._values = {v: v.data for v in ancestors(self._graphs) if isinstance(v, Constant)}
+        self._numbers: dict[Variable, np.ndarray] = {}  # one for every entry of every variable
+        self._owners: list[Variable] = []  # whose numbers follow each other,
+        self._ends = [0]  # and up to where
         self.constants: list[np.ndarray] = []  # large ones are further arguments
         self._known: dict[str, Any] = {"np": np}  # functions and constants of the code
         self._functions: dict[tuple[Any, ...], str] = {}
         self._lines: list[str] = []
+        given = dict(zip(simpler.inputs, examples.values(), strict=True))
+        for v, x in (given | self._values).items():
+            self._number(v, np.shape(x))
         for node in toposort(self._graphs):
-            if self._moving & set(node.inputs) and not isinstance(node.op, SHAPE_OPS):
-                known = isinstance(node.op, _COMPUTED + _MOVED)
-                where = [] if isinstance(node.op, _COMPUTED) else _data_first(node)[1]
-                if not known or self._moving & set(where):
-                    raise NotImplementedError(node.op)
-                self._moving.update(node.outputs)
+            self._read(node)
+
+    def _number(self, v: Variable, shape: tuple[int, ...]) -> None:
+        start = self._ends[-1]
+        self._ends.append(start + math.prod(shape))
+        self._numbers[v] = np.arange(start, self._ends[-1]).reshape(shape)
+        self._owners.append(v)
+
+    def _read(self, node: Any) -> None:
+        """Entries are computed, or those of other variables; what no input changes has values."""
+        op, [v, *more], inputs = node.op, node.outputs, node.inputs
+        if isinstance(op, SHAPE_OPS) or all(x in self._values for x in inputs):
             found: list[list[Any]] = [[None] for _ in node.outputs]
-            with np.errstate(all="ignore"):
-                node.op.perform(node, [self._arrays[v] for v in node.inputs], found)
-            self._arrays |= {v: x for v, [x] in zip(node.outputs, found, strict=True)}
-            [v, *_] = node.outputs
-            if isinstance(node.op, CAReduce) and v.type.ndim == 0 and v in self._moving:
-                if v.type.dtype != "float64":
-                    raise NotImplementedError(node.op)
-                s, identity = f"s{len(self._names)}", self._name(float(node.op.scalar_op.identity))
-                self._lines.append(f"    {s} = {identity}")
-                call = self._call(v, [v, v], [s, self._loop(node.inputs[0])])
-                self._lines.append(f"        {s} = {call}")
-                self._names[v] = s
+            op.perform(node, [self._values.get(x, self._numbers[x]) for x in inputs], found)
+            for v, [x] in zip(node.outputs, found, strict=True):
+                self._values[v] = x
+                self._number(v, np.shape(x))
+            return
+        shapes = [self._numbers[x].shape for x in inputs]
+        whole = isinstance(op, CAReduce) and not v.type.ndim
+        if more or ((whole or isinstance(op, Dot)) and v.type.dtype != "float64"):
+            raise NotImplementedError(op)
+        if isinstance(op, Join):  # has an axis among its inputs in PyMC 5
+            moved = [self._numbers[x] for x in inputs if x.type.ndim]
+            axis = op.axis if len(moved) == len(inputs) else int(self._values[inputs[0]])
+            self._numbers[v] = np.concatenate(moved, axis=axis)
+        elif isinstance(op, _MOVED) and all(x in self._values for x in inputs[1:]):
+            output: list[Any] = [None]
+            op.perform(
+                node, [self._numbers[inputs[0]], *map(self._values.get, inputs[1:])], [output]
+            )
+            self._numbers[v] = output[0]
+        elif not isinstance(op, _COMPUTED) or 0 in sum(shapes, ()):
+            raise NotImplementedError(op)
+        elif isinstance(op, Elemwise):
+            self._number(v, np.broadcast_shapes(*shapes))
+        elif isinstance(op, Dot):
+            self._number(v, shapes[0][:-1] + shapes[1][1:])
+        else:
+            self._number(v, () if whole else tuple(np.delete(shapes[0], op.axis)))
+        if whole:
+            s, identity = f"s{len(self._names)}", self._name(float(op.scalar_op.identity))
+            self._lines.append(f"    {s} = {identity}")
+            call = self._call(v, [v, v], [s, self._loop(inputs[0])])
+            self._lines.append(f"        {s} = {call}")
+            self._names[v] = s
 
     def number(self) -> Callable[..., float]:
         """The function of a graph without axes."""
@@ -482,17 +509,19 @@ class _Loops:
 
     def records(self) -> Callable[..., tuple[np.ndarray, ...]]:
         """The function of graphs of shape (n, ...)."""
-        arrays = [self._arrays[v] for v in self._graphs]
-        if sum(x[:1].size for x in arrays) > _FEW:
+        numbers = [self._numbers[v] for v in self._graphs]
+        if sum(x[:1].size for x in numbers) > _FEW:
             raise NotImplementedError
-        new = [f"    o{j} = np.empty({x.size}, np.{x.dtype})" for j, x in enumerate(arrays)]
-        self._lines += [*new, f"    for k in range({len(arrays[0])}):"]
+        for j, (v, x) in enumerate(zip(self._graphs, numbers, strict=True)):
+            self._lines.append(f"    o{j} = np.empty({x.size}, np.{v.type.dtype})")
+        self._lines.append(f"    for k in range({len(numbers[0])}):")
         known: dict[Any, str] = {}
-        for j, (v, x) in enumerate(zip(self._graphs, arrays, strict=True)):
-            for c in range(width := x[:1].size):
-                entry = self._entry(v, width * np.arange(len(x)) + c, known)
-                self._lines.append(f"        o{j}[k * {width} + {c}] = {entry}")
-        outputs = [f"o{j}.reshape({x.shape})" for j, x in enumerate(arrays)]
+        for j, x in enumerate(numbers):
+            columns = x.reshape(len(x), -1 if x.size else 0).T
+            for c, column in enumerate(columns):
+                entry = self._entry(column, known)
+                self._lines.append(f"        o{j}[k * {len(columns)} + {c}] = {entry}")
+        outputs = [f"o{j}.reshape({x.shape})" for j, x in enumerate(numbers)]
         self._lines.append(f"    return {', '.join(outputs)}")
         return self._function()
 
@@ -524,31 +553,33 @@ class _Loops:
 
     def _loop(self, v: Variable) -> str:
         """A loop over the entries of `v`; what stands for one of them in it."""
-        places = _numbered(self._arrays[v]).ravel()
-        self._lines.append(f"    for k in range({len(places)}):")
-        return self._entry(v, places, {})
+        numbers = self._numbers[v].ravel()
+        self._lines.append(f"    for k in range({len(numbers)}):")
+        return self._entry(numbers, {})
 
-    def _entry(self, v: Variable, places: np.ndarray, known: dict[Any, str]) -> str:
-        """What stands for the entry ``places[k]`` of `v`; `known` is what the loop has already."""
+    def _entry(self, numbers: np.ndarray, known: dict[Any, str]) -> str:
+        """What stands for entry ``numbers[k]``; `known` is what the loop has already."""
+        j = int(np.searchsorted(self._ends, numbers[0], side="right")) - 1
+        v, places = self._owners[j], numbers - self._ends[j]
+        if places.min() < 0 or numbers.max() >= self._ends[j + 1]:
+            raise NotImplementedError  # of several variables
         first, step = int(places[0]), int(places[-1] - places[0]) // max(len(places) - 1, 1)
         line = np.array_equal(places, first + step * np.arange(len(places)))
         key = (v, first, step) if line else (v, places.tobytes())
         if key in known:
             return known[key]
-        if v not in self._moving:
-            found = self._constant(np.ravel(self._arrays[v])[places])
+        if v in self._values:
+            found = self._constant(np.ravel(self._values[v])[places])
         elif v in self._names:
             place = f"k * {step} + {first}" if line else f"{self._constant(places)}"
             found = self._names[v] + (f"[{place}]" if v.type.ndim else ".item()" * (not v.owner))
-        elif isinstance(v.owner.op, _COMPUTED):
+        else:
             computed, found = self._computed(v, places, known), f"v{len(self._lines)}"
             self._lines.append(f"        {found} = {computed}")
-        else:
-            found = self._entry(*self._origin(v.owner, places), known)
         return known.setdefault(key, found)
 
     def _constant(self, values: np.ndarray) -> str:
-        if (values == values[0]).all():
+        if values.tobytes() == values[:1].tobytes() * len(values):  # zeros have signs
             return self._name(values[0])
         if len(values) <= _FEW:
             return f"{self._name(values)}[k]"
@@ -558,57 +589,26 @@ class _Loops:
     def _computed(self, v: Variable, places: np.ndarray, known: dict[Any, str]) -> str:
         """Entries of `v`, computed from those of the inputs."""
         op, inputs = v.owner.op, v.owner.inputs
-        arrays, shape = [self._arrays[x] for x in inputs], np.shape(self._arrays[v])
-        pairs: list[tuple[tuple[Variable, np.ndarray], ...]]
+        numbers, shape = [self._numbers[x] for x in inputs], self._numbers[v].shape
         if isinstance(op, Elemwise):
-            where = [np.broadcast_to(_numbered(x), shape).ravel()[places] for x in arrays]
-            given = [self._entry(x, w, known) for x, w in zip(inputs, where, strict=True)]
-            return self._call(v, inputs, given)
+            where = [np.broadcast_to(x, shape).ravel()[places] for x in numbers]
+            return self._call(v, inputs, [self._entry(x, known) for x in where])
+        terms: list[Sequence[np.ndarray]]
         if isinstance(op, CAReduce):
             last = range(-len(op.axis), 0)
-            terms = np.moveaxis(_numbered(arrays[0]), op.axis, last).reshape(math.prod(shape), -1)
-            pairs = [((inputs[0], where),) for where in terms[places].T]
+            columns = np.moveaxis(numbers[0], op.axis, last).reshape(math.prod(shape), -1)
+            terms = [[column] for column in columns[places].T]
         else:
-            left = _numbered(arrays[0]).reshape(-1, arrays[0].shape[-1])
-            right = _numbered(arrays[1]).reshape(left.shape[1], -1)
-            row, column = np.divmod(places, right.shape[1])
-            columns = zip(left[row].T, right[:, column], strict=True)
-            pairs = [((inputs[0], a), (inputs[1], b)) for a, b in columns]
-        if len(pairs) > _FEW:
+            length = len(numbers[1])
+            row, column = np.divmod(places, numbers[1].size // length)
+            left, right = numbers[0].reshape(-1, length), numbers[1].reshape(length, -1)
+            terms = list(zip(left[row].T, right[:, column], strict=True))
+        if len(terms) > _FEW:
             raise NotImplementedError
-        products = [" * ".join(self._entry(x, w, known) for x, w in pair) for pair in pairs]
+        products = [" * ".join(self._entry(x, known) for x in term) for term in terms]
         if isinstance(op, Dot):
             return " + ".join(products)
         return reduce(lambda one, other: self._call(v, [v, v], [one, other]), products)
-
-    def _origin(self, node: Any, places: np.ndarray) -> tuple[Variable, np.ndarray]:
-        """The input whose entries a node puts to these places, and where they are in it."""
-        moved, where = _data_first(node)
-        ends = np.cumsum([0, *[np.size(self._arrays[x]) for x in moved]])
-        numbers = [
-            start + _numbered(self._arrays[x]) for start, x in zip(ends, moved, strict=False)
-        ]
-        others = [self._arrays[x] for x in where]
-        given = [*others, *numbers] if isinstance(node.op, Join) else [*numbers, *others]
-        output: list[Any] = [None]
-        node.op.perform(node, given, [output])
-        origin = np.ravel(output[0]).astype(np.int64)[places]
-        j = int(np.searchsorted(ends, origin[0], side="right")) - 1
-        if origin.min() < ends[j] or origin.max() >= ends[j + 1]:
-            raise NotImplementedError
-        return moved[j], origin - ends[j]
-
-
-def _data_first(node: Any) -> tuple[list[Variable], list[Variable]]:
-    """The inputs whose entries a node moves, and those that tell where."""
-    if isinstance(node.op, Join):  # which has an axis among them in PyMC 5
-        return [x for x in node.inputs if x.type.ndim], [x for x in node.inputs if not x.type.ndim]
-    return node.inputs[:1], node.inputs[1:]
-
-
-def _numbered(x: Any) -> np.ndarray:
-    """Numbers of the entries of an array, in its shape."""
-    return np.arange(np.size(x)).reshape(np.shape(x))
 
 
 # -- the loops over records -----------------------------------------------------------------------

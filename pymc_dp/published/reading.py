@@ -37,7 +37,7 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 
 from pymc_dp.base.compat import advanced_indices
-from pymc_dp.base.threads import INTERPRETED, code_of, exact
+from pymc_dp.base.threads import INTERPRETED, exact
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.records.ancestry import TAKES, ancestors_without_shapes, array_of, is_data
 from pymc_dp.records.arithmetic import is_discrete, without_wrapping
@@ -76,8 +76,6 @@ class Function:
         self._call = compiled_exactly(
             self.inputs, self.outputs, updates, "NUMBA" if compiled else INTERPRETED
         )
-        #: What compiled loops can call with what was `asked`; None if it draws or is interpreted.
-        self.code = None if fresh else code_of(self._call)
 
     def reseed(self, rng: np.random.Generator) -> None:
         """New streams, drawn from `rng`."""
@@ -186,13 +184,13 @@ class Reading:
         return list(dict.fromkeys([*self.latents, *records_of(self.model)]))
 
     @cached_property
-    def fixed(self) -> list[tuple[Variable, np.ndarray]]:
-        """All ``pm.Data``, and lengths of ``dims``, that were not observed, and copies of them."""
+    def fixed(self) -> list[tuple[Variable, Any]]:
+        """All ``pm.Data`` and lengths of ``dims``, and copies of them; shapes of observed ones."""
         behind = ancestors([*self.latents, *self.model.logp(sum=False)])
         observed = [self.model.rvs_to_values[rv] for rv in self.model.observed_RVs]
         changing = set(ancestors(observed))
-        data = [v for v in dict.fromkeys(behind) if is_data(v) and v not in changing]
-        return [(v, np.array(array_of(v))) for v in data]
+        data = [(v, array_of(v)) for v in dict.fromkeys(behind) if is_data(v)]
+        return [(v, np.shape(x) if v in changing else np.array(x)) for v, x in data]
 
     def published(self) -> np.ndarray:
         """(P,) numbers that were published, as they are now."""

@@ -214,10 +214,11 @@ class PrivacyAwareGibbs(CompiledStep):
 
     def _begin(self) -> None:
         for v, before in self.reading.fixed:
-            if not np.array_equal(array_of(v), before):
+            now = array_of(v)
+            if not np.array_equal(now.shape if isinstance(before, tuple) else now, before):
                 raise ValueError(
                     f"`{v.name or 'a shared array'}` was changed after the step was made. Only "
-                    "what was observed may change: make the step again."
+                    "what was observed may change, and not its shape: make the step again."
                 )
         self.tune = True
         self._state: State | None = None
