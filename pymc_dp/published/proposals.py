@@ -78,6 +78,7 @@ class Offers(ABC):
 
     _move: Function  # what a sweep asks of the model
     _replace: Callable[..., tuple[int, float]] | None = None
+    _constants: list[np.ndarray] | None  # further arguments; None if the model is asked before
 
     def __init__(self, reading: Reading) -> None:
         self.reading, self._n_values = reading, len(reading.latents)

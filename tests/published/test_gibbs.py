@@ -922,6 +922,24 @@ def test_other_data_must_not_change() -> None:
         step.step(model.initial_point())
 
 
+def test_the_shape_of_what_was_observed_must_not_change() -> None:
+    """Loops read as many entries as there were."""
+    with pm.Model():
+        x = pm.Normal("x", pm.Normal("mu"), shape=N)
+        seen, told = pm.Data("seen", np.zeros(N)), pm.Data("told", np.zeros(2))
+        pm.Normal("y", x, 1.0, observed=seen)
+        dp.LaplaceRelease("s", pt.stack([x, x**2], axis=1), scale=1.0, observed=told)
+        step = dp.PrivacyAwareGibbs([x], noncentered=False)
+        for data in (seen, told):
+            before = data.get_value()
+            for wrong in (before[1:], np.append(before, 0.0)):
+                data.set_value(wrong)
+                with pytest.raises(ValueError, match=f"`{data.name}` was changed.*not its shape"):
+                    step.set_rng(np.random.default_rng(1))
+            data.set_value(before + 1.0)
+            step.set_rng(np.random.default_rng(1))
+
+
 @pytest.mark.slow
 def test_a_number_of_records_at_its_capacity_is_announced() -> None:
     with pm.Model() as model:

@@ -35,6 +35,20 @@ GRAPHS: dict[str, Callable[..., Any]] = {
     "logic": lambda x, y, theta, k: [pt.eq(k, 1) + pt.gt(y, 0) + (y * 2.0), (x > 0).sum(axis=1)],
     "small integers": lambda x, y, theta, k: [k.astype("int8") * np.int8(100), (k > 0) + (k > 1)],
     "one column": lambda x, y, theta, k: [pt.sqrt(theta[:1]) * y, y.reshape((-1, 1, 1))],
+    "reductions": lambda x, y, theta, k: [
+        pt.prod(x[:, :, None] + theta, axis=(2, 1)),
+        pt.max(x[:, ::-1, None] * theta[::-1], axis=(1, 2)),
+        pt.min(x[:, None, :] + theta[::2, None], axis=2),
+    ],
+    "pieces": lambda x, y, theta, k: [
+        pt.concatenate([x[3:, ::-1], x[:0], x[:3]], axis=0),
+        pt.concatenate([x[:, :0], y[:, None], x[:, ::-1]], axis=1),
+    ],
+    "small integers side by side": lambda x, y, theta, k: [
+        pt.stack([k.astype("int8") + np.int8(j) for j in range(40)], axis=1),
+        pt.stack([y > 0, k > 1], axis=1),
+    ],
+    "integers that overflow": lambda x, y, theta, k: [(k + 1).astype("int8") * np.int8(127)],
     "covariates": lambda x, y, theta, k: [y * np.linspace(0.0, 1.0, y.type.shape[0])],
     "chains": lambda x, y, theta, k: [pt.erfc(x) + pt.gammaln(x**2 + 1.0), pt.sigmoid(y)],
 }
@@ -53,17 +67,22 @@ def test_code_of_records_gives_what_pytensor_gives(name: str) -> None:
     values.append(rng.integers(0, 4, n))
     graphs = GRAPHS[name](*inputs)
     loops = proposals._Loops(dict(zip(inputs, values, strict=True)), graphs)
-    found = njit(error_model="numpy")(loops.records())(*values, *loops.constants)
+    code = njit(error_model="numpy")(loops.records())
     plain = pytensor.function(inputs, graphs, mode=INTERPRETED, on_unused_input="ignore")
-    for one, other in zip(found if len(graphs) > 1 else [found], plain(*values), strict=True):
-        assert one.dtype == other.dtype and one.shape == other.shape
-        np.testing.assert_allclose(one, other, rtol=1e-12)
+    elsewhere = [np.asfortranarray(np.repeat(x, 2, axis=0))[::2] for x in values]
+    for given in (values, elsewhere):  # however they lie in memory
+        found = code(*given, *loops.constants)
+        for one, other in zip(found if len(graphs) > 1 else [found], plain(*values), strict=True):
+            assert one.dtype == other.dtype and one.shape == other.shape
+            np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
 def test_what_has_no_such_code_is_refused() -> None:
     x, k = pt.tensor(dtype="float64", shape=(6, 2)), pt.tensor(dtype="int64", shape=(6,))
     values = {x: np.ones((6, 2)), k: np.arange(6)}
-    for graph in (pt.cumsum(x, axis=1), x[k], x[:, k[0]], pt.tile(x, (1, 40))):
+    small = x.astype("int8") @ np.array([100, 100], dtype="int8")  # would not wrap
+    empty = [x[:, :0].sum(axis=1), x.sum(axis=1) + x[:0].sum()]
+    for graph in (pt.cumsum(x, axis=1), x[k], x[:, k[0]], pt.tile(x, (1, 40)), small, *empty):
         with pytest.raises(NotImplementedError):
             proposals._Loops(values, [graph]).records()
 
