@@ -14,14 +14,28 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 from numba import njit
-from pytensor.graph.basic import Variable
+from pytensor.compile.mode import Mode
+from pytensor.compile.ops import DeepCopyOp
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key
+from pytensor.link.utils import compile_function_src
+from pytensor.scalar import get_scalar_type
+from pytensor.tensor.basic import Alloc, Join
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
+from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp.base.jit import compiled
 from pymc_dp.published.innovations import (
@@ -40,9 +54,19 @@ from pymc_dp.published.reading import (
     check_proposal,
     compiled_exactly,
     forward,
+    is_drawn,
     placed,
 )
+from pymc_dp.records.ancestry import SHAPE_OPS
 
+_FEW = 64  # entries, which loops may write out one by one
+_SIGNS = {"Add": " + ", "Sub": " - ", "Mul": " * ", "TrueDiv": " / "}
+_BLOCK = 4096  # random numbers of a kind that are drawn at once
+#: What loops over entries can do: arithmetic, and moves of entries to known places.
+_COMPUTED = (Elemwise, CAReduce, Dot)
+_MOVED = (DimShuffle, Reshape, SpecifyShape, Subtensor, Alloc, DeepCopyOp)
+#: Simplified in the usual ways, but with one operation a step.
+_SIMPLER = Mode("py", RewriteDatabaseQuery(["fast_run"], exclude=["fusion", "inplace", "BlasOpt"]))
 _JOINT_CELLS = 32  # of all discrete variables of a record, up to which they are drawn jointly
 
 
@@ -53,22 +77,32 @@ class Offers(ABC):
     """What the ways have in common: compiled rows, and the density of the releases."""
 
     _move: Function  # what a sweep asks of the model
+    _replace: Callable[..., tuple[int, float]] | None = None
+    _constants: list[np.ndarray] | None  # further arguments; None if the model is asked before
 
     def __init__(self, reading: Reading) -> None:
-        self.reading = reading
+        self.reading, self._n_values = reading, len(reading.latents)
+        #: Random numbers of a sweep: how they are drawn, and their shapes.
+        self._random: list[tuple[Draw, tuple[int, ...]]] = [
+            (np.random.Generator.standard_exponential, (reading.n,))
+        ]
         self.published = reading.published()
         self.density = density_of(reading)
+        self.births_and_deaths = bound(births_and_deaths, self.density)
         self._rows = Function(reading.inputs, self._factors(reading.values))
 
     def _factors(self, values: Sequence[Variable]) -> list[Variable]:
         """Rows and local densities of other values of the records."""
         return self.reading.factors(dict(zip(self.reading.values, values, strict=True)))
 
-    def _offered(self, values: Sequence[Variable]) -> list[Variable]:
-        """New values of the records, rows and local densities (-inf at an end of a transform)."""
+    def _offered(self, values: Sequence[Variable], log_ratio: Any = 0.0) -> list[Variable]:
+        """New values of the records, rows, local densities (-inf at an end of a transform), and
+        what else the logarithms of acceptance ratios have.
+        """
         rows, local = self._factors(values)
         outside = [by_row(pt.or_(pt.isinf(v), pt.isnan(v))) > 0 for v in values]
-        return [*values, rows, pt.switch(pt.any(pt.stack(outside), axis=0), -np.inf, local)]
+        local = pt.switch(pt.any(pt.stack(outside), axis=0), -np.inf, local)
+        return [*values, rows, local, pt.zeros(self.reading.n) + log_ratio]
 
     def state(self, point: Sequence[np.ndarray], n_present: int) -> State:
         """Records with their rows and sum, freshly computed."""
@@ -81,41 +115,48 @@ class Offers(ABC):
         """Begin a chain: with new random streams, and with what is observed by now."""
         self._rows.reseed(rng)
         self._move.reseed(rng)
+        self._stock: list[tuple[np.ndarray, ...]] = []
         self.published = self.reading.published()
 
     @abstractmethod
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """One sweep over all records: which part of them moved, and the lowest log acceptance."""
 
+    def _drawn(self, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        """Random numbers of a sweep; those of several are drawn at once."""
+        if not self._stock:
+            sweeps = max(1, _BLOCK // max(math.prod(shape) for _, shape in self._random))
+            many = [draw(rng, (sweeps, *shape)) for draw, shape in self._random]
+            self._stock = list(zip(*many, strict=True))
+        return self._stock.pop()
+
     def _one_by_one(
-        self,
-        state: State,
-        values: Sequence[np.ndarray],
-        rows: np.ndarray,
-        local: np.ndarray,
-        log_ratio: np.ndarray | float,
-        rng: np.random.Generator,
+        self, state: State, exponential: np.ndarray, *asked: Any
     ) -> tuple[float, float]:
-        n = len(state.rows)
-        accepted = np.empty(n, dtype=np.bool_)
-        n_accepted, lowest = replace_one_by_one(
-            self.density,
+        """Offer each record in turn what the model answers when it is `asked`."""
+        move = self._move
+        if self._replace is None:
+            try:
+                loops = _Loops(dict(zip(move.inputs, move.asked(asked), strict=True)), move.outputs)
+                answer, self._constants = _per_density(loops.records()), loops.constants
+            except NotImplementedError:
+                answer, self._constants = _answered, None
+            keep = keeping([v.type.ndim for v in self.reading.values])
+            self._replace = replacing(self.density, state.rows.shape[1], keep, answer)
+        if self._constants is None:
+            asked = tuple(map(np.ascontiguousarray, move(*asked)))
+        else:
+            asked = (*move.asked(asked), *self._constants)
+        n_accepted, lowest = self._replace(
+            asked,
+            tuple(state.point[: self._n_values]),
             state.rows,
-            np.ascontiguousarray(rows),
-            local - state.local + log_ratio,
+            state.local,
             state.total,
-            -rng.standard_exponential(n),
+            exponential,
             state.n_present,
-            accepted,
         )
-        for k, new in enumerate(values):
-            if n_accepted == n:
-                state.point[k] = new
-            else:
-                where = accepted.reshape((-1,) + (1,) * (new.ndim - 1))
-                np.copyto(state.point[k], new, where=where)
-        state.local = np.where(accepted, local, state.local)
-        return n_accepted / n, lowest
+        return n_accepted / len(state.rows), lowest
 
 
 class Prior(Offers):
@@ -126,7 +167,6 @@ class Prior(Offers):
         model = reading.model
         given = reading.constrained(reading.others)
         values, inputs = [], []
-        self._fresh: list[tuple[Draw, tuple[int, ...]]] = []
         for rv, value in zip(reading.latents, reading.values, strict=True):
             found, here = innovation(rv), placed(rv, given)
             given[rv] = here
@@ -134,7 +174,7 @@ class Prior(Offers):
                 u = pt.tensor(dtype="float64", shape=(None,) * rv.type.ndim)
                 given[rv] = found.restored(here, u)
                 inputs.append(u)
-                self._fresh.append((found.drawn, reading.at_start(value).shape))
+                self._random.append((found.drawn, reading.at_start(value).shape))
             values.append(forward(model, rv, given[rv], here))
         parameters = reading.inputs[len(values) :]
         self._move = Function([*parameters, *inputs], self._offered(values))
@@ -143,15 +183,15 @@ class Prior(Offers):
         self, state: State, rng: np.random.Generator
     ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         """New values of all records, their rows, and their local densities."""
-        fresh = [drawn(rng, shape) for drawn, shape in self._fresh]
-        parameters = state.point[len(self.reading.latents) :]
-        *values, rows, local = self._move(*parameters, *fresh)
+        parameters = state.point[self._n_values :]
+        *values, rows, local, _ = self._move(*parameters, *self._drawn(rng)[1:])
         return values, rows, local
 
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """One sweep."""
-        values, rows, local = self.draw(state, rng)
-        return self._one_by_one(state, values, rows, local, 0.0, rng)
+        exponential, *fresh = self._drawn(rng)
+        parameters = state.point[self._n_values :]
+        return self._one_by_one(state, exponential, *parameters, *fresh)
 
 
 class Soma(Prior):
@@ -161,6 +201,10 @@ class Soma(Prior):
     are precise. Each costs as much as a sweep of the other ways, so there are few.
     """
 
+    def __init__(self, reading: Reading) -> None:
+        super().__init__(reading)
+        self._swap = bound(swap_offers, self.density)
+
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """As many offers as the square root of the number of records; padding is drawn again."""
         values, rows, local = self.draw(state, rng)
@@ -169,8 +213,7 @@ class Soma(Prior):
         places = np.full(n_offers, -1, dtype=np.int64)
         finite = np.isfinite(local)
         order = np.flatnonzero(finite[:n_offers])  # the others would be refused
-        n_accepted, lowest = swap_offers(
-            self.density,
+        n_accepted, lowest = self._swap(
             state.rows,
             np.ascontiguousarray(rows[order]),
             state.total,
@@ -223,10 +266,12 @@ class Crank(Offers):
             values.append(forward(model, rv, x, new))
             noise.append(z)
             uniforms.append(w)
-        self._move = Function(
-            [*reading.inputs, rho, *noise, *uniforms],
-            [*self._offered(values), sum(limited, pt.zeros(reading.n))],
-        )
+        far = sum(limited, pt.zeros(reading.n)) > 0
+        graphs = self._offered(values, pt.switch(far, -np.inf, 0.0))
+        self._move = Function([*reading.inputs, rho, *noise, *uniforms], graphs)
+        shapes = [reading.at_start(rv).shape for rv in reading.latents]
+        normal, uniform = np.random.Generator.standard_normal, np.random.Generator.random
+        self._random += [(draw, shape) for draw in (normal, uniform) for shape in shapes]
 
     def begin(self, rng: np.random.Generator) -> None:
         """Begin a chain."""
@@ -243,14 +288,8 @@ class Crank(Offers):
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """One sweep."""
         rho = np.asarray(1.0 / (1.0 + math.exp(-self._log_odds)))
-        shapes = [v.shape for v in state.point[: len(self.reading.latents)]]
-        *values, rows, local, far = self._move(
-            *state.point,
-            rho,
-            *[rng.standard_normal(shape) for shape in shapes],
-            *[rng.random(shape) for shape in shapes],
-        )
-        return self._one_by_one(state, values, rows, local, np.where(far > 0, -np.inf, 0.0), rng)
+        exponential, *fresh = self._drawn(rng)
+        return self._one_by_one(state, exponential, *state.point, rho, *fresh)
 
 
 class Enumerate(Offers):
@@ -269,6 +308,7 @@ class Enumerate(Offers):
         self._blocks = [coordinates] if joint <= _JOINT_CELLS else [[c] for c in coordinates]
         graphs = [reading.row_log_prior(), *self._factors(reading.values)]
         self._move = Function(reading.inputs, graphs)
+        self._choose = bound(choose_cells, self.density)
 
     def _support(self, rv: Variable) -> np.ndarray:
         """Possible values of each entry."""
@@ -310,8 +350,7 @@ class Enumerate(Offers):
                 log_weights[c] = log_prior + local
                 rows.append(found)
             log_weights[np.isnan(log_weights)] = -np.inf
-            changed += choose_cells(
-                self.density,
+            changed += self._choose(
                 state.rows,
                 np.ascontiguousarray(np.stack(rows)),
                 log_weights,
@@ -358,33 +397,222 @@ class Written(Offers):
             given[rv] = x
             values.append(forward(model, rv, x, here))
         after = clone_replace(before, dict(zip(reading.values, values, strict=True)))
-        graphs = [*self._offered(values), after - before + ratio]
-        self._move = Function(reading.inputs, graphs)
+        self._move = Function(reading.inputs, self._offered(values, after - before + ratio))
 
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """One sweep."""
-        *values, rows, local, log_ratio = self._move(*state.point)
-        return self._one_by_one(state, values, rows, local, log_ratio, rng)
+        return self._one_by_one(state, *self._drawn(rng), *state.point)
 
 
-# -- the loops over records -----------------------------------------------------------------------
+# -- the density of the releases ------------------------------------------------------------------
 
 
 Density = Callable[[np.ndarray], float]
-#: Of functions that are given a compiled density: they are compiled for each one anew.
+#: Of functions that call a compiled density: they are compiled for each one anew.
 _per_density = njit(nogil=True, error_model="numpy")
 
 
 def density_of(reading: Reading) -> Density:
     """The log-density of all releases as a compiled function of `total`; -inf where it is NaN."""
-    log_density = compiled_exactly([reading.total], [reading.log_density]).vm.jit_fn
+    total = reading.total
+    try:
+        loops = _Loops({total: np.zeros(total.type.shape)}, [reading.log_density])
+        log_density = _per_density(loops.number())
+    except NotImplementedError:
+        code = compiled_exactly([total], [reading.log_density]).vm.jit_fn
+        log_density = _per_density(lambda total: code(total)[0].item())
 
     @_per_density
     def density(total: np.ndarray) -> float:
-        found = log_density(total)[0].item()
+        found = log_density(total)
         return found if not math.isnan(found) else -math.inf
 
     return density
+
+
+class _Loops:
+    """Graphs as code of loops over their entries: one for each sum, and one over all records.
+
+    PyTensor makes an array in each step, which takes most of the time where steps or entries are
+    few. NotImplementedError if there is more than arithmetic, sums (products, maxima), and moves
+    of entries to known places. `examples` of all inputs tell their shapes.
+    """
+
+    def __init__(self, examples: Mapping[Variable, np.ndarray], graphs: Sequence[Variable]) -> None:
+        if any(map(is_drawn, ancestors(graphs))):
+            raise NotImplementedError
+        simpler = compiled_exactly(list(examples), graphs, mode=_SIMPLER).maker.fgraph
+        self._graphs = simpler.outputs
+        self._names = {v: f"x{k}" for k, v in enumerate(simpler.inputs)}  # of inputs, then of sums
+        self._values = {v: v.data for v in ancestors(self._graphs) if isinstance(v, Constant)}
+        self._numbers: dict[Variable, np.ndarray] = {}  # one for every entry of every variable
+        self._owners: list[Variable] = []  # whose numbers follow each other,
+        self._ends = [0]  # and up to where
+        self.constants: list[np.ndarray] = []  # large ones are further arguments
+        self._known: dict[str, Any] = {"np": np}  # functions and constants of the code
+        self._functions: dict[tuple[Any, ...], str] = {}
+        self._lines: list[str] = []
+        given = dict(zip(simpler.inputs, examples.values(), strict=True))
+        for v, x in (given | self._values).items():
+            self._number(v, np.shape(x))
+        for node in toposort(self._graphs):
+            self._read(node)
+
+    def _number(self, v: Variable, shape: tuple[int, ...]) -> None:
+        start = self._ends[-1]
+        self._ends.append(start + math.prod(shape))
+        self._numbers[v] = np.arange(start, self._ends[-1]).reshape(shape)
+        self._owners.append(v)
+
+    def _read(self, node: Any) -> None:
+        """Entries are computed, or those of other variables; what no input changes has values."""
+        op, [v, *more], inputs = node.op, node.outputs, node.inputs
+        if isinstance(op, SHAPE_OPS) or all(x in self._values for x in inputs):
+            found: list[list[Any]] = [[None] for _ in node.outputs]
+            op.perform(node, [self._values.get(x, self._numbers[x]) for x in inputs], found)
+            for v, [x] in zip(node.outputs, found, strict=True):
+                self._values[v] = x
+                self._number(v, np.shape(x))
+            return
+        shapes = [self._numbers[x].shape for x in inputs]
+        whole = isinstance(op, CAReduce) and not v.type.ndim
+        if more or ((whole or isinstance(op, Dot)) and v.type.dtype != "float64"):
+            raise NotImplementedError(op)
+        if isinstance(op, Join):  # has an axis among its inputs in PyMC 5
+            moved = [self._numbers[x] for x in inputs if x.type.ndim]
+            axis = op.axis if len(moved) == len(inputs) else int(self._values[inputs[0]])
+            self._numbers[v] = np.concatenate(moved, axis=axis)
+        elif isinstance(op, _MOVED) and all(x in self._values for x in inputs[1:]):
+            output: list[Any] = [None]
+            op.perform(
+                node, [self._numbers[inputs[0]], *map(self._values.get, inputs[1:])], [output]
+            )
+            self._numbers[v] = output[0]
+        elif not isinstance(op, _COMPUTED) or 0 in sum(shapes, ()):
+            raise NotImplementedError(op)
+        elif isinstance(op, Elemwise):
+            self._number(v, np.broadcast_shapes(*shapes))
+        elif isinstance(op, Dot):
+            self._number(v, shapes[0][:-1] + shapes[1][1:])
+        else:
+            self._number(v, () if whole else tuple(np.delete(shapes[0], op.axis)))
+        if whole:
+            s, identity = f"s{len(self._names)}", self._name(float(op.scalar_op.identity))
+            self._lines.append(f"    {s} = {identity}")
+            call = self._call(v, [v, v], [s, self._loop(inputs[0])])
+            self._lines.append(f"        {s} = {call}")
+            self._names[v] = s
+
+    def number(self) -> Callable[..., float]:
+        """The function of a graph without axes."""
+        self._lines += [f"        found = {self._loop(self._graphs[0])}", "    return found"]
+        return self._function()
+
+    def records(self) -> Callable[..., tuple[np.ndarray, ...]]:
+        """The function of graphs of shape (n, ...)."""
+        numbers = [self._numbers[v] for v in self._graphs]
+        if sum(x[:1].size for x in numbers) > _FEW:
+            raise NotImplementedError
+        for j, (v, x) in enumerate(zip(self._graphs, numbers, strict=True)):
+            self._lines.append(f"    o{j} = np.empty({x.size}, np.{v.type.dtype})")
+        self._lines.append(f"    for k in range({len(numbers[0])}):")
+        known: dict[Any, str] = {}
+        for j, x in enumerate(numbers):
+            columns = x.reshape(len(x), -1 if x.size else 0).T
+            for c, column in enumerate(columns):
+                entry = self._entry(column, known)
+                self._lines.append(f"        o{j}[k * {len(columns)} + {c}] = {entry}")
+        outputs = [f"o{j}.reshape({x.shape})" for j, x in enumerate(numbers)]
+        self._lines.append(f"    return {', '.join(outputs)}")
+        return self._function()
+
+    def _function(self) -> Callable[..., Any]:
+        inputs = {x: v for v, x in self._names.items() if v.owner is None}
+        names = [*inputs, *[f"y{j}" for j in range(len(self.constants))]]
+        views = [f"    {x} = {x}.ravel()" for x, v in inputs.items() if v.type.ndim > 1]
+        source = "\n".join([f"def function({', '.join(names)}):", *views, *self._lines])
+        return compile_function_src(source, "function", self._known)
+
+    def _name(self, thing: Any) -> str:
+        self._known[f"c{len(self._known)}"] = thing
+        return f"c{len(self._known) - 1}"
+
+    def _call(self, v: Variable, inputs: Sequence[Variable], given: Sequence[str]) -> str:
+        """The scalar operation of `v` with what is `given` for inputs of these types."""
+        op = v.owner.op.scalar_op
+        sign = _SIGNS.get(type(op).__name__)
+        if sign is not None and all(x.type.dtype == "float64" for x in inputs):
+            return sign.join(given)  # compiled faster than a function
+        key = op, *[x.type.dtype for x in inputs]
+        if key not in self._functions:
+            node = op.make_node(*[get_scalar_type(dtype=dtype)() for dtype in key[1:]])
+            with pytensor.config.change_flags(numba__fastmath=False):
+                function, _ = numba_funcify_and_cache_key(op, node=node)
+            kind = self._name(np.dtype(v.type.dtype).type)
+            self._functions[key] = f"{kind}({self._name(function)}"
+        return f"{self._functions[key]}({', '.join(given)}))"
+
+    def _loop(self, v: Variable) -> str:
+        """A loop over the entries of `v`; what stands for one of them in it."""
+        numbers = self._numbers[v].ravel()
+        self._lines.append(f"    for k in range({len(numbers)}):")
+        return self._entry(numbers, {})
+
+    def _entry(self, numbers: np.ndarray, known: dict[Any, str]) -> str:
+        """What stands for entry ``numbers[k]``; `known` is what the loop has already."""
+        j = int(np.searchsorted(self._ends, numbers[0], side="right")) - 1
+        v, places = self._owners[j], numbers - self._ends[j]
+        if places.min() < 0 or numbers.max() >= self._ends[j + 1]:
+            raise NotImplementedError  # of several variables
+        first, step = int(places[0]), int(places[-1] - places[0]) // max(len(places) - 1, 1)
+        line = np.array_equal(places, first + step * np.arange(len(places)))
+        key = (v, first, step) if line else (v, places.tobytes())
+        if key in known:
+            return known[key]
+        if v in self._values:
+            found = self._constant(np.ravel(self._values[v])[places])
+        elif v in self._names:
+            place = f"k * {step} + {first}" if line else f"{self._constant(places)}"
+            found = self._names[v] + (f"[{place}]" if v.type.ndim else ".item()" * (not v.owner))
+        else:
+            computed, found = self._computed(v, places, known), f"v{len(self._lines)}"
+            self._lines.append(f"        {found} = {computed}")
+        return known.setdefault(key, found)
+
+    def _constant(self, values: np.ndarray) -> str:
+        if values.tobytes() == values[:1].tobytes() * len(values):  # zeros have signs
+            return self._name(values[0])
+        if len(values) <= _FEW:
+            return f"{self._name(values)}[k]"
+        self.constants.append(values)
+        return f"y{len(self.constants) - 1}[k]"
+
+    def _computed(self, v: Variable, places: np.ndarray, known: dict[Any, str]) -> str:
+        """Entries of `v`, computed from those of the inputs."""
+        op, inputs = v.owner.op, v.owner.inputs
+        numbers, shape = [self._numbers[x] for x in inputs], self._numbers[v].shape
+        if isinstance(op, Elemwise):
+            where = [np.broadcast_to(x, shape).ravel()[places] for x in numbers]
+            return self._call(v, inputs, [self._entry(x, known) for x in where])
+        terms: list[Sequence[np.ndarray]]
+        if isinstance(op, CAReduce):
+            last = range(-len(op.axis), 0)
+            columns = np.moveaxis(numbers[0], op.axis, last).reshape(math.prod(shape), -1)
+            terms = [[column] for column in columns[places].T]
+        else:
+            length = len(numbers[1])
+            row, column = np.divmod(places, numbers[1].size // length)
+            left, right = numbers[0].reshape(-1, length), numbers[1].reshape(length, -1)
+            terms = list(zip(left[row].T, right[:, column], strict=True))
+        if len(terms) > _FEW:
+            raise NotImplementedError
+        products = [" * ".join(self._entry(x, known) for x in term) for term in terms]
+        if isinstance(op, Dot):
+            return " + ".join(products)
+        return reduce(lambda one, other: self._call(v, [v, v], [one, other]), products)
+
+
+# -- the loops over records -----------------------------------------------------------------------
 
 
 @compiled(error_model="numpy")
@@ -410,45 +638,72 @@ def _pick(weights: np.ndarray, left: float) -> int:
     return place
 
 
-@_per_density
-def replace_one_by_one(
-    density: Density,
-    rows: np.ndarray,
-    proposed: np.ndarray,
-    log_ratio: np.ndarray,
-    total: np.ndarray,
-    log_uniform: np.ndarray,
-    n_present: int,
-    accepted: np.ndarray,
-) -> tuple[int, float]:
-    """Offer every record its proposal, in turn (Ju et al. 2022, Algorithm 1, step 2).
+def bound(loop: Callable[..., Any], density: Density) -> Callable[..., Any]:
+    """A loop over records for one density: passing a compiled function takes a while."""
+    return _per_density(lambda *given: loop(density, *given))
 
-    `proposed` (n, M) is what the proposals would add, `log_ratio` (n,) all of the acceptance ratio
-    but the densities of the releases; `accepted` (n,) receives the decisions. Returns how many were
-    accepted, and the smallest log acceptance probability.
-    """
-    width = rows.shape[1]
-    moved = total.copy()
-    current = density(total)
-    n_accepted, lowest = 0, 0.0
-    for i in range(rows.shape[0]):
-        new = current
-        if i < n_present and width > 0:
-            for k in range(width):
-                moved[k] = total[k] - rows[i, k] + proposed[i, k]
-            new = density(moved)
-        log_alpha = new - current + log_ratio[i]
-        accepted[i] = log_uniform[i] < log_alpha
-        if log_alpha < lowest:
-            lowest = log_alpha
-        if accepted[i]:
-            n_accepted += 1
-            for k in range(width):
-                rows[i, k] = proposed[i, k]
-                if i < n_present:
-                    total[k] = moved[k]
-            current = new
-    return n_accepted, lowest
+
+@_per_density
+def _answered(*found: np.ndarray) -> tuple[np.ndarray, ...]:
+    """What the model has answered already."""
+    return found
+
+
+def keeping(ndims: Sequence[int]) -> Callable[..., None]:
+    """``keep(i, old, new)``: entry i of each array in `new`, (n, ...), takes its place in `old`."""
+    at = [f"[{k}][i, j]" if ndim == 2 else f"[{k}][i]" for k, ndim in enumerate(ndims)]
+    loops = [f"for j in range(new[{k}].shape[1]): " * (d == 2) for k, d in enumerate(ndims)]
+    lines = [f"    {loop}old{x} = new{x}" for loop, x in zip(loops, at, strict=True)]
+    source = "\n".join(["def keep(i, old, new):", *lines])
+    return _per_density(compile_function_src(source, "keep", {}))
+
+
+def replacing(
+    density: Density, width: int, keep: Callable[..., None], answer: Callable[..., Any]
+) -> Callable[..., tuple[int, float]]:
+    """Compile: offer every record its proposal, in turn (Ju et al. 2022, Algorithm 1, step 2)."""
+
+    @_per_density
+    def replace(
+        asked: tuple[np.ndarray, ...],
+        values: tuple[np.ndarray, ...],
+        rows: np.ndarray,
+        local: np.ndarray,
+        total: np.ndarray,
+        exponential: np.ndarray,
+        n_present: int,
+    ) -> tuple[int, float]:
+        """How many proposals were accepted, and the smallest log acceptance probability.
+
+        When `asked`, the model answers new `values`, (n, M) rows that they would add, their (n,)
+        local densities, and what else the log acceptance ratios have, but for the releases.
+        `exponential` (n,) are standard exponential random numbers.
+        """
+        new = answer(*asked)
+        proposed, offered, log_ratio = new[-3], new[-2], new[-1]
+        moved = total.copy()
+        current = density(total)
+        n_accepted, lowest = 0, 0.0
+        for i in range(rows.shape[0]):
+            following = current
+            if i < n_present and width > 0:
+                for k in range(width):
+                    moved[k] = total[k] - rows[i, k] + proposed[i, k]
+                following = density(moved)
+            log_alpha = following - current + (offered[i] - local[i] + log_ratio[i])
+            if log_alpha < lowest:
+                lowest = log_alpha
+            if -exponential[i] < log_alpha:
+                n_accepted += 1
+                for k in range(width):
+                    rows[i, k] = proposed[i, k]
+                    if i < n_present:
+                        total[k] = moved[k]
+                current, local[i] = following, offered[i]
+                keep(i, values, new)
+        return n_accepted, lowest
+
+    return replace
 
 
 @_per_density

@@ -65,17 +65,16 @@ class Function:
     def __init__(
         self, inputs: Sequence[Variable], outputs: Sequence[Variable], compiled: bool = True
     ) -> None:
-        shared = [
-            v
-            for v in dict.fromkeys(graph_inputs(outputs))
-            if isinstance(v, SharedVariable) and isinstance(v.type, RandomType)
-        ]
+        found = [v for v in graph_inputs(outputs) if isinstance(v, SharedVariable)]
+        shared = dict.fromkeys(v for v in found if isinstance(v.type, RandomType))
         fresh = {v: pytensor.shared(np.random.default_rng()) for v in shared}
-        outputs = clone_replace(list(outputs), fresh, rebuild_strict=False)
-        updates = collect_default_updates(inputs=list(inputs), outputs=outputs)
+        data = {v: v.type() for v in found if v not in shared}
+        self.outputs = clone_replace(list(outputs), fresh | data, rebuild_strict=False)
+        self.inputs, self._data = [*inputs, *data.values()], list(data)
+        updates = collect_default_updates(inputs=self.inputs, outputs=self.outputs)
         self._generators = list(fresh.values())
         self._call = compiled_exactly(
-            inputs, outputs, updates, "NUMBA" if compiled else INTERPRETED
+            self.inputs, self.outputs, updates, "NUMBA" if compiled else INTERPRETED
         )
 
     def reseed(self, rng: np.random.Generator) -> None:
@@ -85,7 +84,11 @@ class Function:
 
     def __call__(self, *values: Any) -> list[np.ndarray]:
         """The outputs; arrays go in as they are, of the inputs' own types."""
-        return self._call(*[np.asarray(v) for v in values])  # no NumPy scalars
+        return self._call(*self.asked(values))
+
+    def asked(self, values: Sequence[Any]) -> tuple[np.ndarray, ...]:
+        """Values of all `inputs`, ``pm.Data`` included; arrays in place of NumPy's scalars."""
+        return (*map(np.asarray, values), *[v.get_value(borrow=True) for v in self._data])
 
 
 def compiled_exactly(
@@ -181,13 +184,13 @@ class Reading:
         return list(dict.fromkeys([*self.latents, *records_of(self.model)]))
 
     @cached_property
-    def fixed(self) -> list[tuple[Variable, np.ndarray]]:
-        """All ``pm.Data``, and lengths of ``dims``, that were not observed, and copies of them."""
+    def fixed(self) -> list[tuple[Variable, Any]]:
+        """All ``pm.Data`` and lengths of ``dims``, and copies of them; shapes of observed ones."""
         behind = ancestors([*self.latents, *self.model.logp(sum=False)])
         observed = [self.model.rvs_to_values[rv] for rv in self.model.observed_RVs]
         changing = set(ancestors(observed))
-        data = [v for v in dict.fromkeys(behind) if is_data(v) and v not in changing]
-        return [(v, np.array(array_of(v))) for v in data]
+        data = [(v, array_of(v)) for v in dict.fromkeys(behind) if is_data(v)]
+        return [(v, np.shape(x) if v in changing else np.array(x)) for v, x in data]
 
     def published(self) -> np.ndarray:
         """(P,) numbers that were published, as they are now."""
@@ -306,7 +309,7 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
             f"Nothing that was observed depends on {names(latents)}. Declare what was published: "
             "dp.LaplaceRelease(name, statistic, scale=..., observed=...)."
         )
-    log_density = _with_published(sum(densities, pt.zeros(())), observed, total, width)
+    total, log_density = _with_published(sum(densities, pt.zeros(())), observed, total, width)
     rows = pt.concatenate(pieces, axis=1) if pieces else pt.zeros((n, 0))
     prior = ancestors_without_shapes(model.logp(vars=latents, sum=False, jacobian=False))
     if count is not None and prior & counts:
@@ -458,8 +461,10 @@ def _numbers(observed: Sequence[Variable]) -> list[np.ndarray]:
 
 def _with_published(
     density: Variable, observed: Mapping[Variable, Variable], total: Variable, width: int
-) -> Variable:
-    """The density with published numbers as inputs, so that its code serves others as well."""
+) -> tuple[Variable, Variable]:
+    """The density with published numbers as inputs, so that its code serves others as well; after
+    the total, whose shape is known now.
+    """
     given: dict[Variable, Variable] = {}
     for array, v in zip(_numbers(list(observed)), observed.values(), strict=True):
         given[v] = _like(total[width : width + array.size].reshape(array.shape), v)
@@ -467,7 +472,9 @@ def _with_published(
     for v in ancestors([density]):
         if is_data(v) and v not in given:
             given[v] = pt.constant(array_of(v))
-    return clone_replace([density], given, rebuild_strict=False)[0]
+    density = clone_replace(density, given, rebuild_strict=False)
+    whole = pt.vector("total", dtype="float64", shape=(width,))
+    return whole, clone_replace(density, {total: whole}, rebuild_strict=False)
 
 
 def _local(model: Model, rv: Variable, term: Variable, n: int, counts: set[Variable]) -> Variable:

@@ -31,7 +31,6 @@ from pymc_dp.published.proposals import (
     Proposal,
     Soma,
     Written,
-    births_and_deaths,
 )
 from pymc_dp.published.reading import (
     Function,
@@ -56,7 +55,7 @@ _LARGE = 2**28  # bytes of stored records above which the user is warned
 _FEW_DRAWS = 100.0  # below which a parameter is said to mix badly
 _FULL = 0.001  # fraction of iterations with all records above which the user is warned
 _MANY = 0.1  # fraction of iterations without non-centred moves above which the user is warned
-_REFRESH = 16  # iterations after which sums that were kept up to date are computed again
+_REFRESH = 64  # iterations after which sums that were kept up to date are computed again
 _STARTS = 100  # a start is sought among so many draws from the model
 _TRIALS = 3  # parameters at which a conditional distribution is compared with a normal one
 
@@ -181,6 +180,7 @@ class PrivacyAwareGibbs(CompiledStep):
         self.store_records = store_records
         self.moves = check_integer("moves", moves, minimum=1)
         self._n_records = len(self.reading.latents)  # they come first in a state
+        self._names = [v.name for v in self.reading.inputs]
         self.vars = [*self.reading.values]
         if count is not None:
             self.vars.append(model.rvs_to_values[count])
@@ -214,10 +214,11 @@ class PrivacyAwareGibbs(CompiledStep):
 
     def _begin(self) -> None:
         for v, before in self.reading.fixed:
-            if not np.array_equal(array_of(v), before):
+            now = array_of(v)
+            if not np.array_equal(now.shape if isinstance(before, tuple) else now, before):
                 raise ValueError(
                     f"`{v.name or 'a shared array'}` was changed after the step was made. Only "
-                    "what was observed may change: make the step again."
+                    "what was observed may change, and not its shape: make the step again."
                 )
         self.tune = True
         self._state: State | None = None
@@ -255,8 +256,9 @@ class PrivacyAwareGibbs(CompiledStep):
             self._far += not all(self.noncentred(state, self.rng) for _ in range(self.moves))
         self._state = state
         self._iterations += 1
-        variables = zip(self.reading.inputs, state.point, strict=True)
-        point = {**point, **{value.name: x.copy() for value, x in variables}}
+        point = {**point, **dict(zip(self._names, state.point, strict=True))}
+        for name in self._names[: self._n_records]:  # they change in place
+            point[name] = point[name].copy()
         trouble = self._trouble(state)
         stats = {
             "dp_acceptance": acceptance,
@@ -268,13 +270,13 @@ class PrivacyAwareGibbs(CompiledStep):
 
     def _current(self, point: dict[str, np.ndarray]) -> State:
         """The state of the chain at a point; its rows are kept while the records stay."""
-        values = [np.asarray(point[v.name]) for v in self.reading.inputs]
+        values = [np.asarray(point[name]) for name in self._names]
         n_present, r = self.reading.n, self._n_records
         if self.reading.count is not None:
             n_present = int(np.clip(point[self.vars[-1].name], 0, n_present))
         mine = self._state
         if mine is not None and self.reading.local is None and mine.n_present == n_present:
-            if all(map(np.array_equal, mine.point[:r], values[:r])):
+            if [x.tobytes() for x in mine.point[:r]] == [x.tobytes() for x in values[:r]]:
                 mine.point[r:] = values[r:]
                 return mine
         state = self.offers.state(values, n_present)
@@ -303,8 +305,7 @@ class PrivacyAwareGibbs(CompiledStep):
         order = np.arange(n)
         assert self._log_counts is not None
         state.n_present = int(
-            births_and_deaths(
-                self.offers.density,
+            self.offers.births_and_deaths(
                 state.rows,
                 state.total,
                 np.ascontiguousarray(self._log_counts(*state.point)[0], dtype=float),

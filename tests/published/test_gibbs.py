@@ -17,7 +17,6 @@ from scipy import stats
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.published import proposals
 from pymc_dp.published.reading import read
 from tests import naive_bayes
 from tests.selection import marked
@@ -148,22 +147,23 @@ def test_planted_faults_are_found(
     model, records = naive_bayes.model(noisy, scale)
     with model:
         step = dp.PrivacyAwareGibbs(records, noncentered=False)
-    honest = proposals.replace_one_by_one
+    drawn, one_by_one = step.offers._drawn, step.offers._one_by_one
+
+    def always(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        exponential, *fresh = drawn(rng)
+        return (np.full_like(exponential, np.inf), *fresh)
+
+    def lost(state: Any, *asked: Any) -> tuple[float, float]:
+        before = state.rows[:3].copy()
+        found = one_by_one(state, *asked)
+        state.total[: state.rows.shape[1]] -= (state.rows[:3] - before).sum(axis=0)
+        state.rows[:3] = before
+        return found
+
     if fault == "always accepted":
-
-        def faulty(g: Any, rows: Any, new: Any, ratio: Any, total: Any, log_u: Any, *a: Any) -> Any:
-            return honest(g, rows, new, ratio, total, log_u - np.inf, *a)
-
+        monkeypatch.setattr(step.offers, "_drawn", always)
     else:
-
-        def faulty(g: Any, rows: Any, new: Any, ratio: Any, total: Any, *rest: Any) -> Any:
-            before = rows[:3].copy()
-            found = honest(g, rows, new, ratio, total, *rest)
-            total[: rows.shape[1]] -= (rows[:3] - before).sum(axis=0)
-            rows[:3] = before
-            return found
-
-    monkeypatch.setattr(proposals, "replace_one_by_one", faulty)
+        monkeypatch.setattr(step.offers, "_one_by_one", lost)
     monkeypatch.setattr("pymc_dp.published.step._REFRESH", 10**9)
     values, _ = run(model, step, naive_bayes.draw_parameters, lambda point: float(point["p"]), 8000)
     assert deviation(values, naive_bayes.exact_mean(noisy, scale)) > Z
@@ -920,6 +920,24 @@ def test_other_data_must_not_change() -> None:
         pm.set_data({"b": 2.0})
         step.set_rng(np.random.default_rng(1))
         step.step(model.initial_point())
+
+
+def test_the_shape_of_what_was_observed_must_not_change() -> None:
+    """Loops read as many entries as there were."""
+    with pm.Model():
+        x = pm.Normal("x", pm.Normal("mu"), shape=N)
+        seen, told = pm.Data("seen", np.zeros(N)), pm.Data("told", np.zeros(2))
+        pm.Normal("y", x, 1.0, observed=seen)
+        dp.LaplaceRelease("s", pt.stack([x, x**2], axis=1), scale=1.0, observed=told)
+        step = dp.PrivacyAwareGibbs([x], noncentered=False)
+        for data in (seen, told):
+            before = data.get_value()
+            for wrong in (before[1:], np.append(before, 0.0)):
+                data.set_value(wrong)
+                with pytest.raises(ValueError, match=f"`{data.name}` was changed.*not its shape"):
+                    step.set_rng(np.random.default_rng(1))
+            data.set_value(before + 1.0)
+            step.set_rng(np.random.default_rng(1))
 
 
 @pytest.mark.slow
