@@ -192,8 +192,8 @@ def clip_multiples(
     With w = f_i / unit and N = |w| lengths_i, a vector is multiplied by |w| min(1, bound / N).
 
     Sensitivity: the four roundings there, and one of each entry, are relative; the slack of
-    :func:`vector_bound` covers them. No contribution is the sum of several vectors: nothing
-    cancels.
+    :func:`vector_bound` covers them. A subnormal quotient is off by up to 8 * 2^-53 more, for which
+    `lengths` has slack. No contribution is the sum of several vectors: nothing cancels.
     """
     n = factors.shape[0]
     length, multiples, work = moves.lengths[first : first + n], np.empty(n), np.empty(n)

@@ -145,8 +145,7 @@ class Queries:
         """Noisy sum of one number of each unit, and the noise."""
         sum_ = IntervalSum(self.grids[mechanism], self.neighboring, lower, upper)
         [value] = self.holder.answer(Query(mechanism, of, sum_), self._receipt)
-        noise_sd = self.holder.noise_sd(mechanism, sum_) if sum_.told is None else 0.0
-        return float(value), noise_sd
+        return float(value), self.holder.noise_sd(mechanism, sum_) if sum_.told is None else 0.0
 
 
 def _refuse_unusable(sum_: VectorSum) -> None:

@@ -208,7 +208,9 @@ class RowGroup:
             parts = functions.scores(etas, phis, labels, data)
             for whole, part in zip(found, parts, strict=True):
                 if whole is not None and part is not None:
-                    loops.clean(np.atleast_2d(part.T), whole, where.start)
+                    if part.shape != (where.stop - where.start, len(whole)):
+                        raise ValueError("Not every row has a score of its own.")
+                    loops.clean(part.T, whole, where.start)
 
         self._each(block)
         return found

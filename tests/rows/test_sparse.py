@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -130,6 +131,20 @@ def test_a_coordinate_of_most_labels_is_held_for_every_row() -> None:
     maps[:, 19] = 1.0
     layout = Layout.of(["index"], [1], [maps], 20)
     assert list(layout.common) == [19] and layout.moving == 1
+
+
+def test_scores_of_another_shape_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled loops check no bounds: they would read what stands beside an array."""
+    engine = by_blocks("logistic", diagonal=True)
+    functions = engine.groups[0].functions
+    right = functions.scores
+
+    def short(*given: Any) -> list[Any]:
+        return [None if part is None else part[:1] for part in right(*given)]
+
+    monkeypatch.setattr(functions, "scores", short)
+    with pytest.raises(ValueError, match="Not every row has a score of its own"):
+        engine.scores(np.zeros(engine.d))
 
 
 def evaluated(function: Callable[[float], float], x: np.ndarray) -> np.ndarray:
