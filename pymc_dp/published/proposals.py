@@ -38,6 +38,7 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp.base.jit import compiled
+from pymc_dp.base.threads import FLAGS
 from pymc_dp.published.innovations import (
     HIGHEST_SCORE,
     Draw,
@@ -408,7 +409,7 @@ class Written(Offers):
 
 
 Density = Callable[[np.ndarray], float]
-#: Of functions that call a compiled density: they are compiled for each one anew.
+#: Of functions that call a compiled density: they are compiled again for each one.
 _per_density = njit(nogil=True, error_model="numpy")
 
 
@@ -546,7 +547,7 @@ class _Loops:
         key = op, *[x.type.dtype for x in inputs]
         if key not in self._functions:
             node = op.make_node(*[get_scalar_type(dtype=dtype)() for dtype in key[1:]])
-            with pytensor.config.change_flags(numba__fastmath=False):
+            with FLAGS, pytensor.config.change_flags(numba__fastmath=False):
                 function, _ = numba_funcify_and_cache_key(op, node=node)
             kind = self._name(np.dtype(v.type.dtype).type)
             self._functions[key] = f"{kind}({self._name(function)}"

@@ -211,7 +211,7 @@ def test_sums_do_not_drift_between_refreshes() -> None:
 
 
 def test_random_numbers_are_never_used_twice() -> None:
-    """They are drawn for several sweeps at once, and anew for each chain."""
+    """They are drawn for several sweeps at once, and again for each chain."""
     with pm.Model():
         x = pm.Normal("x", shape=3)
         dp.GaussianRelease("s", x, scale=2.0, observed=1.0)
@@ -228,7 +228,7 @@ def test_random_numbers_are_never_used_twice() -> None:
 
 
 def test_records_that_others_changed_are_noticed() -> None:
-    """A point whose records were replaced, or changed in place, is computed anew."""
+    """A point whose records were replaced, or changed in place, is computed again."""
     with pm.Model() as model:
         x = pm.Normal("x", shape=4)
         dp.GaussianRelease("s", x, scale=2.0, observed=1.0)
