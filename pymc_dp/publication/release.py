@@ -21,7 +21,7 @@ from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import Coordinates
 from pymc_dp.budget import PrivacyBudget, get_budget, model_of
 from pymc_dp.errors import UnsafeRelease
-from pymc_dp.publication.explore import CHAINS, ENOUGH, explore, log_likelihood
+from pymc_dp.publication.explore import CHAINS, ENOUGH, explore, log_likelihood, noncentred
 from pymc_dp.publication.noise_aware import (
     BENT,
     MUCH,
@@ -56,7 +56,7 @@ _EDGE = 0.9
 #: Draws so many times as wide as the preparation found, whose error is below 1.6, tell of a fault.
 _WIDEST = 2.5
 #: Effective draws from which an exploration is better than widened draws (these may be off by
-#: several sds), and ``target_accept`` of the first and the second exploration.
+#: several sds), and ``target_accept`` of the explorations.
 _FEWEST, _CARE = 50.0, (0.9, 0.99, 0.99)
 
 
@@ -225,7 +225,7 @@ def account_for_noise(
     def scores(at: np.ndarray) -> np.ndarray:
         return np.array([terms.gradient(place) for place in at])
 
-    exploration = _Exploration(records, at, places, seed, progressbar)
+    exploration = _Exploration(model, records, at, places, seed, progressbar)
     found = noise_aware(
         np.random.default_rng(seed),
         w,
@@ -306,6 +306,7 @@ def in_words(facts: Mapping[str, Any]) -> str:
 class _Exploration:
     """Draws in w of the prior as it is times a normal likelihood, by NUTS; all of it is public."""
 
+    model: Model
     records: Records
     at: Coordinates
     places: np.ndarray
@@ -323,13 +324,13 @@ class _Exploration:
         rng = np.random.default_rng(self.seed)
         chosen = rng.choice(self.places, CHAINS, replace=False)
         starts = np.array([self.at.theta(w) for w in chosen])
-        sound = []
+        sound, standard = [], noncentred(self.model, self.records.parameters)
         with working("Exploring what was released", self.progressbar):
-            for care in _CARE:  # more of it for the neck of a funnel
+            # where effects are known well, the model as it is written may be better
+            for care, through in zip(_CARE, (standard, None, standard), strict=True):
                 with contextlib.suppress(Exception):
-                    found = explore(
-                        theta, target, starts, int(rng.integers(2**31)), self.at.scaling, care
-                    )
+                    seed = int(rng.integers(2**31))
+                    found = explore(theta, target, starts, seed, self.at.scaling, care, through)
                     if found.effective >= _FEWEST and not found.apart:
                         sound.append(found)
                         if sum(each.effective for each in sound) >= ENOUGH:

@@ -147,15 +147,19 @@ class ParameterVector:
         """The values of the variables; see `parts`."""
         return [pt.TensorType("float64", shape=shape)() for shape in self.shapes]
 
+    @property
+    def symbolic(self) -> list[Variable]:
+        """The values of the variables, of `theta`."""
+        pieces = zip(self.slices, self.shapes, strict=True)
+        return [self.theta[p].reshape(s) if s else self.theta[p.start] for p, s in pieces]
+
     def substitute(
         self, outputs: Sequence[Variable], parts: Sequence[Variable] | None = None
     ) -> list[Variable]:
         """`outputs` as functions of `theta`, or of other `parts`: `inputs` are compiled sooner."""
-        pieces = zip(self.slices, self.shapes, strict=True)
-        parts = parts or [self.theta[p].reshape(s) if s else self.theta[p.start] for p, s in pieces]
         replaced = {
             value: part.astype(value.type.dtype)
-            for value, part in zip(self.values, parts, strict=True)
+            for value, part in zip(self.values, parts or self.symbolic, strict=True)
         }
         return clone_replace(list(outputs), replaced, rebuild_strict=False)
 

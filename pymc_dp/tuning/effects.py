@@ -17,7 +17,7 @@ from pytensor.graph.replace import graph_replace
 from scipy.optimize import minimize
 
 from pymc_dp.base.matrices import Coordinates
-from pymc_dp.publication.explore import CHAINS, ENOUGH, Explored, explore, in_support
+from pymc_dp.publication.explore import CHAINS, Explored, better, explore, in_support
 from pymc_dp.records.extraction import Records
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import RowFunctions, compile_parameter_function
@@ -185,12 +185,12 @@ class InEffects(Quadratic):
                 best = best._replace(draws=np.array([back(row) for row in best.draws]))
             except SamplingError:
                 pass
-        if best.effective < ENOUGH:
+
+        def in_parameters() -> Explored:
             begin = in_support(theta, target, _tops(theta, target, starts), spare(parts))
-            again = explore(theta, target, begin, _SEEDS[1])
-            apart = best.apart or again.apart  # modes may be seen from one place only
-            best = max(best, again, key=lambda explored: explored.effective)._replace(apart=apart)
-        return shuffled(best)
+            return explore(theta, target, begin, _SEEDS[1])
+
+        return shuffled(better(best, in_parameters))
 
     def far(self, drawn: np.ndarray, parts: ModelParts) -> float:
         """As for `Quadratic`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,16 @@ from pymc_dp.base.checks import warn
 from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import Coordinates, positive_part, root
 from pymc_dp.kernels import targets
-from pymc_dp.publication.explore import CHAINS, Explored, explore, in_support, log_likelihood
+from pymc_dp.publication.explore import (
+    CHAINS,
+    DENSE,
+    Explored,
+    better,
+    explore,
+    in_support,
+    log_likelihood,
+    noncentred,
+)
 from pymc_dp.publication.noise_aware import Likelihood, noisy_posterior
 from pymc_dp.rows.contributions import Curvature, ExpectedCurvature
 from pymc_dp.rows.engine import RowEngine
@@ -333,7 +343,13 @@ class Quadratic(Form):
         inside = rng.standard_normal((CHAINS, parts.engine.d)) * np.arange(CHAINS)[:, None] / CHAINS
         target = self.log_target(parts, theta)
         starts = in_support(theta, target, np.array([at.theta(w) for w in inside]), spare(parts))
-        return shuffled(explore(theta, target, starts, _SEED + 1, at.scaling))
+        run = partial(explore, theta, target, starts, _SEED + 1, at.scaling)
+        through = noncentred(parts.model, parts.records.parameters)
+        if through is None:
+            return shuffled(run())
+        ways = [through, None] if parts.engine.d <= DENSE else [None, through]
+        first, second = (partial(run, through=way) for way in ways)
+        return shuffled(better(first(), second))
 
     @np.errstate(all="ignore")  # a draw of the prior may be without end
     def normal(self, parts: ModelParts) -> np.ndarray | None:

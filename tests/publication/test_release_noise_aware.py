@@ -255,7 +255,8 @@ def test_a_prior_that_is_not_normal_is_explored(hierarchy):
     effects = posterior["effects"].values.reshape(-1, funnel.groups)
     draws = np.column_stack([effects, np.log(posterior["tau"].values.ravel())])
     shift, ratio = funnel.errors(draws)
-    assert shift < 0.15 and ratio < 0.1
+    assert shift < 0.1 and ratio < 0.07  # NUTS on the effects themselves: up to .09 and .13
+    assert facts(safe)["noise_aware"]["explored"] > 800
     again = dp.release(result, model, progressbar=False)
     xr.testing.assert_identical(posterior, _compat.group(again, "posterior"))
 
