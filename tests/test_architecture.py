@@ -234,7 +234,7 @@ def test_the_house_does_not_grow() -> None:
     Up by 260 lines: sweeps of PrivacyAwareGibbs as generated loops, 4 to 5 times as fast.
     """
     found = sizes()
-    assert found["lines"] <= 40_010
+    assert found["lines"] <= 40_080
     assert found["lines without guests"] <= 25_000
     assert found["files"] <= 128
     assert found["modules at the root"] <= 5

@@ -56,8 +56,8 @@ _EDGE = 0.9
 #: Draws so many times as wide as the preparation found, whose error is below 1.6, tell of a fault.
 _WIDEST = 2.5
 #: Effective draws from which an exploration is better than widened draws (these may be off by
-#: several sds), and ``target_accept`` of the explorations.
-_FEWEST, _CARE = 50.0, (0.9, 0.99, 0.99)
+#: several sds).
+_FEWEST = 50.0
 
 
 def drop(budget: PrivacyBudget, paid: PaidDraws) -> None:
@@ -324,25 +324,21 @@ class _Exploration:
         rng = np.random.default_rng(self.seed)
         chosen = rng.choice(self.places, CHAINS, replace=False)
         starts = np.array([self.at.theta(w) for w in chosen])
-        sound, standard = [], noncentred(self.model, self.records.parameters)
+        standard, best = noncentred(self.model, self.records.parameters), None
         with working("Exploring what was released", self.progressbar):
             # where effects are known well, the model as it is written may be better
-            for care, through in zip(_CARE, (standard, None, standard), strict=True):
+            for care, through in ((0.9, standard), (0.99, None)):
                 with contextlib.suppress(Exception):
                     seed = int(rng.integers(2**31))
                     found = explore(theta, target, starts, seed, self.at.scaling, care, through)
-                    if found.effective >= _FEWEST and not found.apart:
-                        sound.append(found)
-                        if sum(each.effective for each in sound) >= ENOUGH:
-                            break
-        if not sound:
+                    if found.effective >= max(_FEWEST, self.effective) and not found.apart:
+                        best, self.effective = found.draws, found.effective
+                if self.effective >= ENOUGH:
+                    break
+        if best is None:
             return None
-        draws = np.concatenate([found.draws for found in sound])
-        drawn = rng.permutation(np.array([self.at.z(x) for x in draws]))
-        if not np.isfinite(drawn).all():
-            return None
-        self.effective = sum(found.effective for found in sound)
-        return drawn
+        drawn = rng.permutation(np.array([self.at.z(x) for x in best]))
+        return drawn if np.isfinite(drawn).all() else None
 
 
 # -- means with less Monte-Carlo error ------------------------------------------------------------
