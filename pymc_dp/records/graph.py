@@ -157,10 +157,8 @@ class ParameterVector:
         self, outputs: Sequence[Variable], parts: Sequence[Variable] | None = None
     ) -> list[Variable]:
         """`outputs` as functions of `theta`, or of other `parts`: `inputs` are compiled sooner."""
-        replaced = {
-            value: part.astype(value.type.dtype)
-            for value, part in zip(self.values, parts or self.symbolic, strict=True)
-        }
+        pairs = zip(self.values, parts or self.symbolic, strict=True)
+        replaced = {value: part.astype(value.type.dtype) for value, part in pairs}
         return clone_replace(list(outputs), replaced, rebuild_strict=False)
 
     def parts(self, theta: np.ndarray) -> list[np.ndarray]:
