@@ -42,11 +42,18 @@ from pymc_dp.tuning.releases import CurvatureNoise, Shares
 #: Length of the differences of a piecewise linear likelihood, in standard deviations of one record:
 #: enough records must pass a kink for the noise. Intervals of Laplace residuals are 7 % wider.
 _FLAT_STEP = 0.3
+#: Part of the rest for the first score.
+_FIRST = 0.15
 #: Parts of the rest for a curvature, and for more where it changes by this factor over a step.
 _CURVATURES, _STEADY = (CURVATURE, 0.06, 0.06), 0.6
+#: Most parts of the last score, and error of the curvature, as a part of the noise in the score,
+#: from which on the next part is taken at another place: there is less of it nearer to the mode.
+_ANCHORS, _BENT = 8, 0.3
+_ALIKE = 4.0  # variance of an error that is the same on all steps, over that on one of them
 _AGAIN = 0.2  # part of the rest for a score where the way of the first was long, or bent
 _UNCLEAR = 2.0  # noise variance of a score from which on a cheap look would see nothing
 _WIDER = 2.0  # by which the search knows less than it says, where it has not come near enough
+_CERTAIN = 1.0  # sds of its noise that a mean curvature must have
 _UNSURE = 8.0  # sds of its noise by which a curvature must change as well
 _CLEAR, _MOST = 0.3, 0.45  # noise that hides a curvature of 1; largest part to pay for less
 #: How far a step goes, in sds of a score, noise included; and how far the posterior mean may end
@@ -95,20 +102,31 @@ def _common(
     return (max(float(moved @ curvature @ moved), 0.0) + unsure) / math.sqrt(2.0 * n)
 
 
-def _visible(released: np.ndarray, error: CurvatureNoise, basis: np.ndarray) -> np.ndarray:
-    """A noisy curvature without the directions in which it may be nothing but noise.
+def _visible(
+    released: np.ndarray, error: CurvatureNoise, basis: np.ndarray, seen: np.ndarray
+) -> np.ndarray:
+    """A noisy curvature with the mean of those eigenvalues that may be nothing but noise for each.
 
     Eigenvalues are compared with the largest that noise alone has in as many dimensions: first in
-    all directions, then in those that were not above it, until none is.
+    all directions, then in those that were not above it, until none is. The noise of their mean is
+    far less. It is 0 where it may be nothing but noise as well, and in directions that records do
+    not see: other than the (k, d) directions `seen`.
     """
-    values, vectors = np.linalg.eigh(released)
+    space = np.linalg.qr(seen.T)[0]
+    values, vectors = np.linalg.eigh(space.T @ released @ space)
+    vectors = space @ vectors
     hidden = np.ones(len(values), dtype=bool)
     while hidden.any():
         still = hidden & (values <= error.norm(basis @ vectors[:, hidden]))
         if (still == hidden).all():
             break
         hidden = still
-    return np.asarray((vectors * np.where(hidden, 0.0, values)) @ vectors.T)
+    if hidden.any():
+        of_hidden = basis @ vectors[:, hidden]
+        noise = math.sqrt(error.of_trace(of_hidden @ of_hidden.T))
+        total = float(values[hidden].sum())
+        values[hidden] = total / hidden.sum() if total > _CERTAIN * noise else 0.0
+    return np.asarray((vectors * values) @ vectors.T)
 
 
 class _Origin:
@@ -196,7 +214,7 @@ class Quadratic(Form):
         counts there, too, with what the noise in the curvature adds on the way. Where the curvature
         changes much, or the way was longer than a step may be, another score is taken, and the
         origin moves again, by both if they agree: the first less what the curvature at both ends
-        took from it. The last score comes in two parts; the first may move the origin once more.
+        took from it. The last score comes in parts, each of which may move the origin once more.
         `known` (d, d) is the curvature of the log-likelihood, `searched` (d, d) the covariance of
         the mode, in theta, from the search; `flat`: log-likelihoods are piecewise linear.
         """
@@ -204,7 +222,7 @@ class Quadratic(Form):
         left = 1.0 - budget.spent
         spec, bound = clipping.score(blank.clip), clipping.bound
         loss = budget.lost(clipping, blank.clip, basis)
-        score, of_score = budget.score("first score", spec, bound, 0.35 * left)
+        score, of_score = budget.score("first score", spec, bound, _FIRST * left)
         origin = _Origin(blank, public, searched)
         at = origin.here
         before = at.scaling.T @ known @ at.scaling
@@ -218,7 +236,7 @@ class Quadratic(Form):
         length = _FLAT_STEP * math.sqrt(n / d) if flat else 1e-6
         # what is piecewise linear has the curvature of the density at its kinks, whatever the model
         kind = Curvature if flat or clipping.inner is None else ExpectedCurvature
-        size = of_score.sd / bound * math.sqrt(0.35 * left) * float(np.linalg.norm(basis, 2)) ** 2
+        size = of_score.sd / bound * math.sqrt(_FIRST * left) * float(np.linalg.norm(basis, 2)) ** 2
         size *= 3.0 if diagonal else math.sqrt(2.0 * d)
 
         def errors(
@@ -251,7 +269,7 @@ class Quadratic(Form):
                 return None
             matrix, error, clip_norm = found
             released = basis.T @ matrix @ basis
-            curvature = _visible(released, error, basis)
+            curvature = _visible(released, error, basis, origin.seen)
             of_step, common = errors(step, matrix, error)
             now, then = float(step @ released @ step), float(step @ before @ step)
             unsure = _UNSURE * math.sqrt(max(float(step @ of_step @ step), 0.0))
@@ -268,21 +286,24 @@ class Quadratic(Form):
                 first, noise = _both(first, noise, *again[:2])
                 # a score means nothing in directions that noise hides
                 step = origin.towards(first, noise, curvature)
-        half, of_half, lost = another("anchor", (1.0 - budget.spent) / 2.0)
-        besides = besides + lost
-        score, noise_here = _both(first, noise, half, of_half)
-        mean, width = origin.posterior(score, noise_here + besides, curvature)
-        far = mean**2 > _FAR * width.diagonal()
-        if far.any():
-            step = origin.move(mean, longest)
-            # not told from so far
-            astray = np.diag(np.where(far, step**2, 0.0))
-            first = score - curvature @ step
-            noise = noise_here + sum(errors(step, matrix, error)) + astray
-        other, of_other, _ = another("anchor 2", 1.0 - budget.spent)
-        if not far.any():
-            other, of_other = pooled(half, of_half, other, of_other)
-        first, noise = _both(first, noise, other, of_other)
+        moved = True
+        for k in range(_ANCHORS):
+            last = k == _ANCHORS - 1 or not moved
+            part = (1.0 - budget.spent) / (1 if last else _ANCHORS - k)
+            score, noise_here, lost = another(f"anchor {k + 1}", part)
+            besides = besides if k else besides + lost
+            first, noise = _both(first, noise, score, noise_here)
+            if last:
+                break
+            mean, width = origin.posterior(first, noise + besides, curvature)
+            far = mean**2 > _FAR * width.diagonal()
+            bent = float(np.trace(errors(mean, matrix, error)[0]))
+            if moved := bool(far.any()) or bent > _BENT * float(np.trace(noise_here)) / _ANCHORS:
+                step = origin.move(mean, longest)
+                # not told from so far
+                astray = np.diag(np.where(far, step**2, 0.0))
+                first = first - curvature @ step
+                noise = noise + _ALIKE * sum(errors(step, matrix, error)) + astray
         covariance = noise + besides
         mean, width = origin.posterior(first, covariance, curvature)
         away = origin.seen @ mean

@@ -96,6 +96,11 @@ class CurvatureNoise:
         own = off * moment + np.diag(self.variances @ moment.diagonal())
         return np.asarray(own + sum(part @ moment @ part for part in self.shared))
 
+    def of_trace(self, moment: np.ndarray) -> float:
+        """Variance of the trace of N times a symmetric (d, d) matrix."""
+        own = np.sum(self.variances * (2.0 - np.eye(len(moment))) * moment**2)
+        return float(own + sum(np.sum(part * moment) ** 2 for part in self.shared))
+
 
 class Shares:
     """Releases by their share of the budget, shown as they are made; counts what was spent so far.
