@@ -30,7 +30,6 @@ LONGEST = 100.0  # largest width of a parameter that no record sees, in widths o
 ROUNDS = 50  # before the last ones
 PATIENCE = 2  # most times that one step is shortened
 LOOK = 0.35  # part of a release's budget for the histogram that finds its clip norm
-_HOPELESS = 12.0  # cost of a round, as a part of the budget, at which noise hides its steps
 LEAST = 0.002  # least share of a round: noise that hides a few per cent hides rare events
 BENT = 0.3  # error of a step where the posterior is not normal, as a part of it
 FINEST = 0.1  # no place is said to be nearer to the mode than this, in posterior sds
@@ -88,7 +87,6 @@ def find_bulk(
     flat: bool = False,
     counts: bool = False,
     price: float | None = None,
-    exact: bool = True,
 ) -> Bulk:
     """Private Newton steps from `start` (location and widths of the prior) to the bulk.
 
@@ -97,8 +95,7 @@ def find_bulk(
     products of scores stand for their curvature. `counts`: outcomes are counts or choices, so
     bounds come from the longest score of any outcome, as rare ones would be clipped. With `price`,
     the noise variance of all entries of a sum for a bound of 1 and the whole budget, scores after a
-    step within the noise get the cheapest bound, and what that clips is given back. Unless `exact`,
-    a budget that the search would use up altogether is left alone, and the bulk is the prior's.
+    step within the noise get the cheapest bound, and what that clips is given back.
 
     A round steps by (|H| + lambda D)^-1 (G + prior gradient): |H| is the released curvature of the
     log posterior, eigenvalues in absolute value (Dauphin et al. 2014) and at least the size of
@@ -112,9 +109,6 @@ def find_bulk(
     search = _Search(budget, public, start, kind, LongestScore if counts else Score, price)
     # enough noise-free digits for a step in the right direction while all scores agree
     cost = (9e5 + 200.0 * d**2) / n**2 / budget.total
-    if cost > _HOPELESS and not exact:
-        unsure, precision = search.unsure, search.precision
-        return Bulk(start.location, 0.0 * precision, precision, True, False, unsure)
     cost = min(max(cost, LEAST), share / 12.0)
     k = 0
     while budget.spent + 2.0 * cost < share and k < ROUNDS:

@@ -70,7 +70,6 @@ def prepare_langevin(
         flat=flat,
         counts=counts,
         price=price and 0.7 * price,
-        exact=form not in (None, "quadratic"),
     )
     scaling = scaling_of(bulk.precision, bulk.location, structure, n)
     clip = Coordinates(bulk.location, scaling)

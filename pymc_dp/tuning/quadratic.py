@@ -45,11 +45,12 @@ _FLAT_STEP = 0.3
 #: Part of the rest for the first score.
 _FIRST = 0.15
 #: Parts of the rest for a curvature, and for more where it changes by this factor over a step.
-_CURVATURES, _STEADY = (CURVATURE, 0.06, 0.06), 0.6
+_CURVATURES, _STEADY = (CURVATURE / 2.0, 0.06, 0.06), 0.6
 #: Most parts of the last score, and error of the curvature, as a part of the noise in the score,
 #: from which on the next part is taken at another place: there is less of it nearer to the mode.
 _ANCHORS, _BENT = 8, 0.3
 _ALIKE = 4.0  # variance of an error that is the same on all steps, over that on one of them
+_CHANGES = 0.6  # part of a curvature that may be gone after a step, in logistic regression
 _AGAIN = 0.2  # part of the rest for a score where the way of the first was long, or bent
 _UNCLEAR = 2.0  # noise variance of a score from which on a cheap look would see nothing
 _WIDER = 2.0  # by which the search knows less than it says, where it has not come near enough
@@ -127,6 +128,21 @@ def _visible(
         total = float(values[hidden].sum())
         values[hidden] = total / hidden.sum() if total > _CERTAIN * noise else 0.0
     return np.asarray((vectors * values) @ vectors.T)
+
+
+def _pooled(
+    first: np.ndarray,
+    error: CurvatureNoise,
+    second: np.ndarray,
+    of_second: CurvatureNoise,
+    basis: np.ndarray,
+) -> tuple[np.ndarray, CurvatureNoise]:
+    """Two noisy curvatures by their precision; the second alone where they are not the same."""
+    change = float(np.linalg.norm(basis.T @ (second - first) @ basis, 2))
+    if change > error.norm(basis) + of_second.norm(basis):
+        return second, of_second
+    weight, both = error.pooled(of_second)
+    return weight * first + (1.0 - weight) * second, both
 
 
 class _Origin:
@@ -214,7 +230,8 @@ class Quadratic(Form):
         counts there, too, with what the noise in the curvature adds on the way. Where the curvature
         changes much, or the way was longer than a step may be, another score is taken, and the
         origin moves again, by both if they agree: the first less what the curvature at both ends
-        took from it. The last score comes in parts, each of which may move the origin once more.
+        took from it. The last score comes in parts, each of which may move the origin once more;
+        half-way, the curvature is taken again.
         `known` (d, d) is the curvature of the log-likelihood, `searched` (d, d) the covariance of
         the mode, in theta, from the search; `flat`: log-likelihoods are piecewise linear.
         """
@@ -286,8 +303,14 @@ class Quadratic(Form):
                 first, noise = _both(first, noise, *again[:2])
                 # a score means nothing in directions that noise hides
                 step = origin.towards(first, noise, curvature)
-        moved = True
+        moved, way = True, np.zeros(d)
         for k in range(_ANCHORS):
+            if k == _ANCHORS // 2 and float(np.linalg.norm(way)) > 1.0:
+                look = kind(origin.clip, diagonal=diagonal, step=length)
+                found = _looked(budget, look, " at last", _CURVATURES[0] * left, size, clip_norm)
+                if found is not None:
+                    matrix, error = _pooled(matrix, error, *found[:2], basis)
+                    curvature = _visible(basis.T @ matrix @ basis, error, basis, origin.seen)
             last = k == _ANCHORS - 1 or not moved
             part = (1.0 - budget.spent) / (1 if last else _ANCHORS - k)
             score, noise_here, lost = another(f"anchor {k + 1}", part)
@@ -297,13 +320,17 @@ class Quadratic(Form):
                 break
             mean, width = origin.posterior(first, noise + besides, curvature)
             far = mean**2 > _FAR * width.diagonal()
-            bent = float(np.trace(errors(mean, matrix, error)[0]))
+            bend = _CHANGES * curvature @ mean
+            bent = float(np.trace(errors(mean, matrix, error)[0]) + bend @ bend)
             if moved := bool(far.any()) or bent > _BENT * float(np.trace(noise_here)) / _ANCHORS:
                 step = origin.move(mean, longest)
+                way = way + step
                 # not told from so far
                 astray = np.diag(np.where(far, step**2, 0.0))
                 first = first - curvature @ step
-                noise = noise + _ALIKE * sum(errors(step, matrix, error)) + astray
+                bend = _CHANGES * curvature @ step
+                noise = noise + np.outer(bend, bend) + astray
+                noise = noise + _ALIKE * sum(errors(step, matrix, error))
         covariance = noise + besides
         mean, width = origin.posterior(first, covariance, curvature)
         away = origin.seen @ mean
