@@ -32,9 +32,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def collected() -> Iterator[None]:
-    """Models of one module do not live on in the next, where budgets alive are looked through."""
+    """Models of one module do not live on in the next, where budgets alive are looked through.
+
+    What is left is there to stay: code that was compiled, above all.
+    """
     yield
     gc.collect()
+    gc.freeze()
 
 
 @node_rewriter([Elemwise])
