@@ -27,7 +27,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(2_000_000, 10, 1000)
+    gc.set_threshold(1_000_000, 10, 1000)
 
 
 @pytest.fixture(autouse=True, scope="module")

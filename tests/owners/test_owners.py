@@ -198,6 +198,13 @@ def test_one_owner_is_not_several(models: list[pm.Model]) -> None:
         dp.Owners([models[0], model])
 
 
+@pytest.fixture(scope="module")
+def agreed() -> tuple[pm.Model, list[pm.Model]]:
+    """An analyst and owners of whom no test may spend."""
+    models = [owner(k) for k in range(3)]
+    return analyst(models)[0], models
+
+
 @pytest.mark.parametrize(
     ("step", "settings", "words"),
     [
@@ -208,9 +215,9 @@ def test_one_owner_is_not_several(models: list[pm.Model]) -> None:
     ],
 )
 def test_steps_that_do_not_fit_are_refused(
-    models: list[pm.Model], step: str, settings: dict[str, Any], words: str
+    agreed: tuple[pm.Model, list[pm.Model]], step: str, settings: dict[str, Any], words: str
 ) -> None:
-    model, _ = analyst(models)
+    model, models = agreed
     with pytest.raises(ValueError, match=words):
         dp.sample(10, chains=2, step=step, step_kwargs=settings, model=model, progressbar=False)
     assert all(dp.get_budget(one).spent().epsilon == 0.0 for one in models)

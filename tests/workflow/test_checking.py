@@ -149,7 +149,7 @@ def test_noise_that_is_not_allowed_for_is_seen(study: PoissonStudy) -> None:
 
 @pytest.mark.slow
 @pytest.mark.compiled
-@pytest.mark.parametrize("by", [None, "group"])
+@pytest.mark.parametrize("by", [pytest.param(None, marks=pytest.mark.exhaustive), "group"])
 @pytest.mark.parametrize("case", CASES)
 def test_p_values_are_uniform_in_many_data_sets(case: str, by: str | None) -> None:
     """In 500; false alarms as above, with thirteen columns."""
