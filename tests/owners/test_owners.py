@@ -27,6 +27,7 @@ from tests.owners.common import (
     data,
     kick,
     logistic,
+    owner,
 )
 from tests.selection import marked
 
@@ -73,10 +74,10 @@ def test_the_statement_has_a_paragraph_for_each_owner(
     assert [one["epsilon"] for one in facts["owners"]] == list(EPSILONS)
     assert facts["epsilon"] == max(EPSILONS)
     page = dp.report(released, tmp_path / "report.html", model=model).read_text(encoding="utf-8")
-    for k, owner in enumerate(facts["owners"]):
+    for k, one in enumerate(facts["owners"]):
         assert f"<caption>What hospital {k + 1} promises</caption>" in page
         assert f"The ledger of hospital {k + 1} was temporary" in page
-        assert f"<td>{owner['gdp_mu']:.4g}</td>" in page
+        assert f"<td>{one['gdp_mu']:.4g}</td>" in page
     with pytest.raises(ValueError, match="result of several owners"):
         dp.plot_budget(released)
 
