@@ -14,6 +14,7 @@ from scipy import stats
 
 import pymc_dp as dp
 from pymc_dp.base.matrices import Coordinates
+from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.errors import BudgetExceeded, UnsafeModel, UnsafeRelease
 from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
 from pymc_dp.privacy.answer import Grid, Query, VectorSum
@@ -208,7 +209,8 @@ def simulated(name: str) -> tuple[RowEngine, Discrepancies]:
     theta = engine.coordinates.location[None, None]
     names = [rv.name for rv in model.free_RVs]
     values = {k: v[0, 0] for k, v in constrain(model, engine.parameters, theta, names).items()}
-    drawn = pm.draw(pm.do(model, values)[spec.observed], draws=REPEATS, random_seed=1)
+    observed = pm.do(model, values)[spec.observed]
+    drawn = pm.draw(observed, draws=REPEATS, random_seed=1, mode=INTERPRETED)
     [group] = engine.groups
     arrays = [np.concatenate([array] * REPEATS) for array in group.store.read()]
     [outcome] = group.functions.graph.outcomes
