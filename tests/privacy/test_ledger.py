@@ -1190,6 +1190,7 @@ class TestStates:
             again.close()
         assert not Path(again.path + "-wal").exists()
 
+    @pytest.mark.slow
     def test_who_is_killed_while_it_opens_or_closes_can_begin_again(self, ledger):
         def restart():
             while True:

@@ -111,7 +111,11 @@ def release(kind: str, x: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["laplace", "gaussian", "geometric", "several", "maximum", "roots", "choice"]
+    "kind",
+    [
+        *("laplace", "geometric", "several", "roots"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gaussian", "maximum", "choice")),
+    ],
 )
 def test_the_density_is_that_of_the_releases(kind: str) -> None:
     with pm.Model() as model:
