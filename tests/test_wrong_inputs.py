@@ -11,6 +11,7 @@ import cloudpickle
 import numpy as np
 import pandas as pd
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import pytest
 
@@ -729,18 +730,20 @@ class TestDpSample:
 class TestRelease:
     def test_find_map(self):
         model = logistic()
-        found = pm.find_MAP(model=model, progressbar=False)
+        with pytensor.config.change_flags(linker="py"):
+            found = pm.find_MAP(model=model, progressbar=False)
         with refused(dp.UnsafeRelease, "dict", "pm.find_MAP"):
             dp.release(found, model)
 
     def test_fit(self):
         model = logistic()
-        with model:
+        with model, pytensor.config.change_flags(linker="py"):
             approximation = pm.fit(10, progressbar=False)
+            draws = approximation.sample(10)
         with refused(dp.UnsafeRelease, "pm.fit"):
             dp.release(approximation, model)
         with refused(dp.UnsafeRelease, "dp_plan_id", "pm.fit"):
-            dp.release(approximation.sample(10), model)
+            dp.release(draws, model)
 
     def test_model_without_budget(self, used):
         with refused(dp.UnsafeRelease, "no PrivacyBudget"):

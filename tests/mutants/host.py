@@ -27,8 +27,14 @@ def _test(arguments: list[str], longest: int, said: int) -> NoReturn:
 
 
 def main() -> None:
+    import multiprocessing.connection  # noqa: F401
+    import sqlite3  # noqa: F401
+
     import arviz  # noqa: F401
+    import filelock  # noqa: F401
     import hypothesis  # noqa: F401
+    import mpmath  # noqa: F401
+    import numba.types  # noqa: F401
     import pymc  # noqa: F401
     import pytest  # noqa: F401
 

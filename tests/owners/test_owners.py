@@ -27,6 +27,7 @@ from tests.owners.common import (
     data,
     kick,
     logistic,
+    owner,
 )
 from tests.selection import marked
 
@@ -73,10 +74,10 @@ def test_the_statement_has_a_paragraph_for_each_owner(
     assert [one["epsilon"] for one in facts["owners"]] == list(EPSILONS)
     assert facts["epsilon"] == max(EPSILONS)
     page = dp.report(released, tmp_path / "report.html", model=model).read_text(encoding="utf-8")
-    for k, owner in enumerate(facts["owners"]):
+    for k, one in enumerate(facts["owners"]):
         assert f"<caption>What hospital {k + 1} promises</caption>" in page
         assert f"The ledger of hospital {k + 1} was temporary" in page
-        assert f"<td>{owner['gdp_mu']:.4g}</td>" in page
+        assert f"<td>{one['gdp_mu']:.4g}</td>" in page
     with pytest.raises(ValueError, match="result of several owners"):
         dp.plot_budget(released)
 
@@ -198,6 +199,13 @@ def test_one_owner_is_not_several(models: list[pm.Model]) -> None:
         dp.Owners([models[0], model])
 
 
+@pytest.fixture(scope="module")
+def agreed() -> tuple[pm.Model, list[pm.Model]]:
+    """An analyst and owners of whom no test may spend."""
+    models = [owner(k) for k in range(3)]
+    return analyst(models)[0], models
+
+
 @pytest.mark.parametrize(
     ("step", "settings", "words"),
     [
@@ -208,9 +216,9 @@ def test_one_owner_is_not_several(models: list[pm.Model]) -> None:
     ],
 )
 def test_steps_that_do_not_fit_are_refused(
-    models: list[pm.Model], step: str, settings: dict[str, Any], words: str
+    agreed: tuple[pm.Model, list[pm.Model]], step: str, settings: dict[str, Any], words: str
 ) -> None:
-    model, _ = analyst(models)
+    model, models = agreed
     with pytest.raises(ValueError, match=words):
         dp.sample(10, chains=2, step=step, step_kwargs=settings, model=model, progressbar=False)
     assert all(dp.get_budget(one).spent().epsilon == 0.0 for one in models)

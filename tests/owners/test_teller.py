@@ -577,6 +577,7 @@ def test_nothing_of_a_run_of_the_owner_itself_is_returned(teller: Teller, agreed
     assert account.charged(agreed) == 0
 
 
+@pytest.mark.slow
 def test_runs_of_a_process_that_was_killed_are_ended(models: list[pm.Model]) -> None:
     model, _ = analyst(models)
     by_hand(model)  # agreed and charged, and nobody asks

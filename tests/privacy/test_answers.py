@@ -16,9 +16,8 @@ from pymc_dp.tuning.quadratic import _visible
 from pymc_dp.tuning.releases import CurvatureNoise, ScoreNoise, Shares
 from tests.models import EXAMPLES
 from tests.records.test_records import quick, records_of
-from tests.selection import marked
+from tests.selection import marked, others
 
-GENERAL = ("mv_normal_lkj", "neural_network", "mixture_shared", "censored", "truncated")
 #: Designs that differ in how they are written, but not in what rows see.
 WRITTEN = ["bernoulli_p", "binomial", "boolean_design", "data_with_dims", "matrix_with_one_column"]
 WRITTEN += ["normal", "one_column_of_data", "pandas_inputs", "public_data", "public_likelihood"]
@@ -38,7 +37,14 @@ def centred(n: int = N) -> pm.Model:
     return model
 
 
-@pytest.mark.parametrize("name", marked(sorted(EXAMPLES), slow=GENERAL, exhaustive=WRITTEN))
+#: One of each kind runs always: groups, users, several outcomes, and laws of all sorts.
+FIRST = ["custom_logp", "hurdle", "index_and_constant", "labels_computed_in_the_model"]
+FIRST += ["matrix_observations", "multinomial", "nested_groups", "non_centred_groups", "persons"]
+FIRST += ["poisson_groups", "random_slopes", "two_indices", "two_lengths", "two_observed"]
+LATER = others(sorted(EXAMPLES), FIRST + WRITTEN)
+
+
+@pytest.mark.parametrize("name", marked(sorted(EXAMPLES), slow=LATER, exhaustive=WRITTEN))
 def test_what_no_row_sees_is_zero(name: str) -> None:
     """Scores and curvatures of the records of every model have no other entries than these."""
     engine, records = quick(name)[2], records_of(name)[1]

@@ -1174,6 +1174,7 @@ class TestStates:
         (tmp_path / "log").rename(tmp_path / "copy.states-wal")
         States(str(tmp_path / "copy"), durable=True)
 
+    @pytest.mark.slow
     def test_who_does_not_close_leaves_one_file_too(self, ledger):
         """As by Ctrl-C, or where a notebook is started again."""
         put = "import sys\nfrom pymc_dp.privacy.journal import States\n" + (
@@ -1189,6 +1190,7 @@ class TestStates:
             again.close()
         assert not Path(again.path + "-wal").exists()
 
+    @pytest.mark.slow
     def test_who_is_killed_while_it_opens_or_closes_can_begin_again(self, ledger):
         def restart():
             while True:

@@ -754,7 +754,9 @@ def test_declared_rows_that_are_not_numbers_or_do_not_exist(ledger: dp.Ledger) -
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "geometric"])
-@pytest.mark.parametrize(("bounds", "scalar"), [((-1, 2), False), (None, True)])
+@pytest.mark.parametrize(
+    ("bounds", "scalar"), [((-1, 2), False), pytest.param(None, True, marks=pytest.mark.slow)]
+)
 def test_the_declared_release_is_the_one_that_was_made(
     mechanism: str,
     bounds: Any,

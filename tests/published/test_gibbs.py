@@ -985,6 +985,7 @@ def test_a_budgeted_model_is_refused() -> None:
             dp.PrivacyAwareGibbs([mu])
 
 
+@pytest.mark.slow
 def test_az_reads_the_result() -> None:
     """R-hat and effective sample sizes of a chain with records stored."""
     model, _, *_ = normal_model()

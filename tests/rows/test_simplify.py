@@ -162,6 +162,7 @@ def test_rows_have_the_same_bits_wherever_they_stand(declare) -> None:
         assert np.array_equal(rows.part(where).log_likelihood(z), whole[where])
 
 
+@pytest.mark.slow
 def test_operations_on_more_arrays_than_numpy_can_take_are_one_loop() -> None:
     columns = [pt.dvector() for _ in range(40)]
     with pytensor.config.change_flags(cxx=""):

@@ -23,7 +23,7 @@ from pymc_dp.privacy.accounting import MU2_UNIT, epsilon_from_mu
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.tuning.model_parts import ModelParts
-from tests.selection import marked
+from tests.selection import marked, others
 from tests.steps.test_automatic import (
     automatic,
     build,
@@ -473,9 +473,19 @@ PRIORS = {
 }
 
 
+#: One of each kind runs always.
+IMPROPER_OR_NOT = [
+    "heavy tails",
+    "centred hierarchy",
+    "flat and observed",
+    "flat",
+    "flat beyond what is observed",
+]
+
+
 @pytest.mark.parametrize(
     "name",
-    marked(PRIORS, slow=["very small scales", "very large and small scales", "angle", "by hand"]),
+    marked(PRIORS, slow=others(PRIORS, IMPROPER_OR_NOT)),
 )
 def test_which_priors_are_improper(name):
     declare, expected = PRIORS[name]

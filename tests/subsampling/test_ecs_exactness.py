@@ -153,10 +153,9 @@ SLOW, FURTHER = (
 @pytest.mark.parametrize(
     "declare",
     [
-        normal,
-        natural_normal,
         flat,
         bounded,
+        *(pytest.param(f, marks=pytest.mark.slow) for f in [normal, natural_normal]),
         *(pytest.param(declare, marks=LONG) for declare in [laplace, half_life, *SLOW]),
         *(pytest.param(declare, marks=pytest.mark.exhaustive) for declare in FURTHER),
     ],
