@@ -313,7 +313,7 @@ class Quadratic(Form):
                     curvature = _visible(basis.T @ matrix @ basis, error, basis, origin.seen)
             last = k == _ANCHORS - 1 or not moved
             part = (1.0 - budget.spent) / (1 if last else _ANCHORS - k)
-            score, noise_here, lost = another(f"anchor {k + 1}", part)
+            score, noise_here, lost = another(f"anchor {k + 1}" if k else "anchor", part)
             besides = besides if k else besides + lost
             first, noise = _both(first, noise, score, noise_here)
             if last:
