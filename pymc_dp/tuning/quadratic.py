@@ -311,6 +311,7 @@ class Quadratic(Form):
                 if found is not None:
                     matrix, error = _pooled(matrix, error, *found[:2], basis)
                     curvature = _visible(basis.T @ matrix @ basis, error, basis, origin.seen)
+                    way = np.zeros(d)
             last = k == _ANCHORS - 1 or not moved
             part = (1.0 - budget.spent) / (1 if last else _ANCHORS - k)
             score, noise_here, lost = another(f"anchor {k + 1}" if k else "anchor", part)
@@ -320,7 +321,8 @@ class Quadratic(Form):
                 break
             mean, width = origin.posterior(first, noise + besides, curvature)
             far = mean**2 > _FAR * width.diagonal()
-            bend = _CHANGES * curvature @ mean
+            long = float(mean @ pinvh(width) @ mean) > d + 2.0 * math.sqrt(2.0 * d)  # not by chance
+            bend = (_CHANGES if long else 0.0) * curvature @ mean
             bent = float(np.trace(errors(mean, matrix, error)[0]) + bend @ bend)
             if moved := bool(far.any()) or bent > _BENT * float(np.trace(noise_here)) / _ANCHORS:
                 step = origin.move(mean, longest)
@@ -328,10 +330,10 @@ class Quadratic(Form):
                 # not told from so far
                 astray = np.diag(np.where(far, step**2, 0.0))
                 first = first - curvature @ step
-                bend = _CHANGES * curvature @ step
                 noise = noise + np.outer(bend, bend) + astray
                 noise = noise + _ALIKE * sum(errors(step, matrix, error))
-        covariance = noise + besides
+        bend = _CHANGES * curvature @ way  # since a curvature was taken
+        covariance = noise + besides + np.outer(bend, bend)
         mean, width = origin.posterior(first, covariance, curvature)
         away = origin.seen @ mean
         if float(away @ pinvh(origin.seen @ width @ origin.seen.T) @ away) > _FURTHEST**2 * len(
