@@ -41,7 +41,6 @@ def collected() -> Iterator[None]:
     gc.freeze()
 
 
-@node_rewriter([Elemwise])
 def _in_pairs(fgraph: Any, node: Any) -> Any:
     """A sum or product of several arrays as NumPy has it: PyTensor would loop over numbers."""
     if not isinstance(node.op.scalar_op, Add | Mul) or len(node.inputs) < 3:
@@ -50,7 +49,9 @@ def _in_pairs(fgraph: Any, node: Any) -> Any:
     return [found] if found.type == node.outputs[0].type else None
 
 
-_QUICK = INTERPRETED.register((WalkingGraphRewriter(_in_pairs), 1000.0))
+# not as a decorator: a function of this name is pickled, as part of the mode
+_PAIRS = WalkingGraphRewriter(node_rewriter([Elemwise])(_in_pairs))
+_QUICK = INTERPRETED.register((_PAIRS, 1000.0))
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from pymc.exceptions import SamplingError
 from pymc.model import Model
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
@@ -29,7 +30,7 @@ CHAINS, _TUNE, _DRAWS = 4, 1000, 1000
 _AGAIN = "The same call resumes from what was released, at no further cost."
 #: Most parameters for a dense mass matrix. From the 101 draws of the first window, one of more than
 #: 100 parameters would be singular, and NUTS would never recover.
-DENSE = 50
+_DENSE = 50
 #: Effective draws that are enough.
 ENOUGH = 400.0
 #: Variance between chains over that within, above which they are in different places.
@@ -56,13 +57,23 @@ class Explored(NamedTuple):
         return ""
 
 
-def better(first: Explored, again: Callable[[], Explored]) -> Explored:
-    """The first, or the better of two where it is worth too little."""
-    if first.effective >= ENOUGH:
-        return first
-    second = again()
-    apart = first.apart or second.apart  # modes may be seen from one place only
-    return max(first, second, key=lambda explored: explored.effective)._replace(apart=apart)
+def better(*ways: Callable[[], Explored]) -> Explored:
+    """Of two ways to explore, what the first made, or the better where that is worth too little.
+
+    SamplingError if NUTS could begin in neither.
+    """
+    found: list[Explored] = []
+    for k, way in enumerate(ways):
+        try:
+            found.append(way())
+        except SamplingError:
+            if k == len(ways) - 1 and not found:
+                raise
+        if found and found[-1].effective >= ENOUGH:
+            break
+    apart = any(explored.apart for explored in found)  # modes may be seen from one place only
+    best = max(found, key=lambda explored: np.nan_to_num(explored.effective))
+    return best._replace(apart=apart)
 
 
 class NonCentred(NamedTuple):
@@ -193,7 +204,7 @@ def explore(
                 tune=_TUNE,
                 chains=CHAINS,
                 cores=1,
-                init="adapt_full" if d <= DENSE else "adapt_diag",
+                init="adapt_full" if d <= _DENSE else "adapt_diag",
                 target_accept=target_accept,
                 initvals=[{"theta": start} for start in starts],
                 random_seed=seed,

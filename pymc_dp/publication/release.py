@@ -324,11 +324,12 @@ class _Exploration:
         rng = np.random.default_rng(self.seed)
         chosen = rng.choice(self.places, CHAINS, replace=False)
         starts = np.array([self.at.theta(w) for w in chosen])
-        standard, best = noncentred(self.model, self.records.parameters), None
+        best = None
         with working("Exploring what was released", self.progressbar):
             # where effects are known well, the model as it is written may be better
-            for care, through in ((0.9, standard), (0.99, None)):
+            for care, in_z in ((0.9, True), (0.99, False)):
                 with contextlib.suppress(Exception):
+                    through = noncentred(self.model, self.records.parameters) if in_z else None
                     seed = int(rng.integers(2**31))
                     found = explore(theta, target, starts, seed, self.at.scaling, care, through)
                     if found.effective >= max(_FEWEST, self.effective) and not found.apart:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from pymc.exceptions import SamplingError
 from pytensor.graph.replace import graph_replace
 from scipy.optimize import minimize
 
@@ -173,24 +172,24 @@ class InEffects(Quadratic):
         theta, effects = parts.records.parameters.theta, self.effects
         flat = effects.seen.symbolic(parts.records.parameters)
         target, starts = self.log_target(parts, flat), _apart(parts)
-        best = Explored(np.empty((0, parts.engine.d)), -1.0, False)
-        if effects.solved is not None:
-            moved, inside = _in_effects(theta, flat, target, effects.solved)
-            places, entries = effects.solved
-            begin, others = starts.copy(), spare(parts).copy()
-            begin[:, places] = others[:, places] = self.clip.location[entries]
-            try:
-                best = explore(theta, inside, in_support(theta, inside, begin, others), _SEEDS[0])
-                back = compile_parameter_function([theta], moved)
-                best = best._replace(draws=np.array([back(row) for row in best.draws]))
-            except SamplingError:
-                pass
 
         def in_parameters() -> Explored:
             begin = in_support(theta, target, _tops(theta, target, starts), spare(parts))
             return explore(theta, target, begin, _SEEDS[1])
 
-        return shuffled(better(best, in_parameters))
+        if effects.solved is None:
+            return shuffled(in_parameters())
+        moved, inside = _in_effects(theta, flat, target, effects.solved)
+        places, entries = effects.solved
+        begin, others = starts.copy(), spare(parts).copy()
+        begin[:, places] = others[:, places] = self.clip.location[entries]
+
+        def in_effects() -> Explored:
+            found = explore(theta, inside, in_support(theta, inside, begin, others), _SEEDS[0])
+            back = compile_parameter_function([theta], moved)
+            return found._replace(draws=np.array([back(row) for row in found.draws]))
+
+        return shuffled(better(in_effects, in_parameters))
 
     def far(self, drawn: np.ndarray, parts: ModelParts) -> float:
         """As for `Quadratic`."""

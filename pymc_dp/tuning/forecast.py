@@ -31,7 +31,7 @@ SAMPLERS = ("DPLangevin", "DPHMC", "DPPenalty")
 """Step methods that have a forecast."""
 _FEWEST, _MOST = 50, {"DPHMC": 1000, "DPPenalty": 4000}  # draws that "auto" chooses: least, most
 #: Noise of a score, in units of sqrt(n/d) posterior sds (priors are about half as wide), that hides
-#: what n/d records tell of a parameter. Linear and logistic regressions with ten predictors kept 0.9
+#: what n/d records tell of a parameter. Linear and logistic regressions of ten slopes kept 0.9
 #: of the width of the prior at 0.6, and 0.15 to 0.45 at 0.23.
 _HIDES = 0.35
 WIDE, LEAST = 0.6, 200.0  # most noise of an anchor, in posterior sds; least effective draws

@@ -21,7 +21,6 @@ from pymc_dp.base.matrices import Coordinates, positive_part, root
 from pymc_dp.kernels import targets
 from pymc_dp.publication.explore import (
     CHAINS,
-    DENSE,
     Explored,
     better,
     explore,
@@ -307,7 +306,8 @@ class Quadratic(Form):
         for k in range(_ANCHORS):
             if k == _ANCHORS // 2 and float(np.linalg.norm(way)) > 1.0:
                 look = kind(origin.clip, diagonal=diagonal, step=length)
-                found = _looked(budget, look, " at last", _CURVATURES[0] * left, size, clip_norm)
+                share = min(_CURVATURES[0] * left, _MOST * (1.0 - budget.spent))
+                found = _looked(budget, look, " at last", share, size, clip_norm)
                 if found is not None:
                     matrix, error = _pooled(matrix, error, *found[:2], basis)
                     curvature = _visible(basis.T @ matrix @ basis, error, basis, origin.seen)
@@ -397,9 +397,7 @@ class Quadratic(Form):
         through = noncentred(parts.model, parts.records.parameters)
         if through is None:
             return shuffled(run())
-        ways = [through, None] if parts.engine.d <= DENSE else [None, through]
-        first, second = (partial(run, through=way) for way in ways)
-        return shuffled(better(first(), second))
+        return shuffled(better(partial(run, through=through), run))
 
     @np.errstate(all="ignore")  # a draw of the prior may be without end
     def normal(self, parts: ModelParts) -> np.ndarray | None:
