@@ -31,9 +31,9 @@ SAMPLERS = ("DPLangevin", "DPHMC", "DPPenalty")
 """Step methods that have a forecast."""
 _FEWEST, _MOST = 50, {"DPHMC": 1000, "DPPenalty": 4000}  # draws that "auto" chooses: least, most
 #: Noise of a score, in units of sqrt(n/d) posterior sds (priors are about half as wide), that hides
-#: what n/d records tell of a parameter. Linear and logistic regressions of ten slopes kept 0.9
-#: of the width of the prior at 0.6, and 0.15 to 0.45 at 0.23.
-_HIDES = 0.35
+#: what n/d records tell of a parameter. Groups and Rasch models kept 0.7 to 1.0 of the width of the
+#: prior at 0.25 and above; regressions of ten slopes 0.15 to 0.45 at 0.23, and 0.9 at 0.6.
+_HIDES = 0.24
 WIDE, LEAST = 0.6, 200.0  # most noise of an anchor, in posterior sds; least effective draws
 #: Most parameters with a whole curvature in any case; else most entries for all records.
 _FULL, _ENTRIES = 60, 2e9
