@@ -113,7 +113,7 @@ def prepare_langevin(
     # sd of the anchor's noise
     spread = sensitivity * clipping.bound * stretch / math.sqrt(0.8 * left * total)
     if form is None and not (bulk.known and can_pay(paths, total)):
-        form = "quadratic"  # what noise hides of the curvature is left to the prior
+        form = "quadratic"  # which does without a curvature of which noise hides a part
     elif form is None:
         affordable = spread < WIDE and worth(kicks) > LEAST
         if (flat or change > NONLINEAR * whole.bound) and unanchored > FEWEST:
