@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -45,11 +46,9 @@ _FLAT_STEP = 0.3
 _FIRST = 0.15
 #: Parts of the rest for a curvature, and for more where it changes by this factor over a step.
 _CURVATURES, _STEADY = (CURVATURE / 2.0, 0.06, 0.06), 0.6
-#: Most parts of the last score, and error of the curvature, as a part of the noise in the score,
-#: from which on the next part is taken at another place: there is less of it nearer to the mode.
-_ANCHORS, _BENT = 8, 0.3
-_ALIKE = 4.0  # variance of an error that is the same on all steps, over that on one of them
-_CHANGES = 0.6  # part of a curvature that may be gone after a step, in logistic regression
+_ANCHORS = 8  # parts of the last score, each where the mode is by those before
+_FALLS = 0.3  # part of a curvature by which it is less on average over a step; logistic regression
+_REACHES = 3  # times that the posterior widens by what the noise in the curvature adds
 _AGAIN = 0.2  # part of the rest for a score where the way of the first was long, or bent
 _UNCLEAR = 2.0  # noise variance of a score from which on a cheap look would see nothing
 _WIDER = 2.0  # by which the search knows less than it says, where it has not come near enough
@@ -76,13 +75,17 @@ def _consistent(difference: np.ndarray, covariance: np.ndarray) -> bool:
     return square < d + 5.0 * math.sqrt(2.0 * d) + 10.0
 
 
+def _unlike(difference: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    """(d, d) covariance of what a difference of two measurements has that is not noise."""
+    square = difference**2
+    return np.diag(np.where(square > _FAR * covariance.diagonal(), square, 0.0))
+
+
 def _both(
     first: np.ndarray, noise: np.ndarray, second: np.ndarray, rest: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """What two scores tell at the place of the second; the first only where they agree."""
-    square = (second - first) ** 2
-    far = square > _FAR * (noise + rest).diagonal()
-    noise = noise + np.diag(np.where(far, square, 0.0))
+    noise = noise + _unlike(second - first, noise + rest)
     if _consistent(second - first, noise + rest):
         second, rest = pooled(first, noise, second, rest)
     return second, rest
@@ -129,23 +132,11 @@ def _visible(
     return np.asarray((vectors * values) @ vectors.T)
 
 
-def _pooled(
-    first: np.ndarray,
-    error: CurvatureNoise,
-    second: np.ndarray,
-    of_second: CurvatureNoise,
-    basis: np.ndarray,
-) -> tuple[np.ndarray, CurvatureNoise]:
-    """Two noisy curvatures by their precision; the second alone where they are not the same."""
-    change = float(np.linalg.norm(basis.T @ (second - first) @ basis, 2))
-    if change > error.norm(basis) + of_second.norm(basis):
-        return second, of_second
-    weight, both = error.pooled(of_second)
-    return weight * first + (1.0 - weight) * second, both
-
-
 class _Origin:
-    """Where scores are taken: coordinates w (`here`), `clip`, and (k, d) directions `seen`."""
+    """Where scores are taken: coordinates w (`here`), `clip`, and (k, d) directions `seen`.
+
+    `place` (d,) is the way from the first of them, in w.
+    """
 
     def __init__(self, blank: Form, public: Public, searched: np.ndarray) -> None:
         self.here, self.clip, self._public = blank.coordinates, blank.clip, public
@@ -157,7 +148,7 @@ class _Origin:
             self.seen /= np.linalg.norm(self.seen, axis=1, keepdims=True)
         back = np.linalg.inv(scaling)
         self._searched = _WIDER * back @ searched @ back.T
-        self._moved = np.zeros(len(scaling))
+        self.place = np.zeros(len(scaling))
         # records see no step at right angles to that
         self._along = pinv(self.seen) @ self.seen
 
@@ -166,7 +157,7 @@ class _Origin:
         step = self._along @ step
         length = float(np.linalg.norm(step))
         step = step if length <= longest else step * (longest / length)
-        self._moved = self._moved + step
+        self.place = self.place + step
         location = self._public.settled(self.here.theta(step), self._precision)
         self.here = Coordinates(location, self.here.scaling)
         self.clip = Coordinates(location, self.clip.scaling)
@@ -177,8 +168,8 @@ class _Origin:
     ) -> np.ndarray:
         """The step to where the mode is, by a score here and, if it agrees, by the search."""
         mean, width = self.posterior(score, covariance, curvature)
-        if _consistent(mean + self._moved, width + self._searched):
-            mean, _ = pooled(-self._moved, self._searched, mean, width)
+        if _consistent(mean + self.place, width + self._searched):
+            mean, _ = pooled(-self.place, self._searched, mean, width)
         return mean
 
     def posterior(
@@ -190,20 +181,92 @@ class _Origin:
         return noisy_posterior(score, covariance, curvature, bend, prior)
 
 
-def _looked(
-    budget: Shares, look: Curvature, again: str, share: float, size: float, before: float | None
-) -> tuple[np.ndarray, CurvatureNoise, float] | None:
-    """A curvature, its noise and its clip norm; None where noise hides how long they are.
+class _Look:
+    """The newest released curvature: `matrix` (d, d) in z, its noise, and what it shows in w.
 
-    `again` is for labels. `size` is the largest eigenvalue of the noise for the whole budget and a
-    clip norm of 1, in w. `before` is an earlier clip norm, for where this cheaper look is hidden.
+    `size` is the largest eigenvalue of the noise for the whole budget and a clip norm of 1, in w.
     """
-    clip_norm = budget.tail(f"curvature norms{again}", look, _TAIL, share / 6.0) or before
-    if not clip_norm:
-        return None
-    clear = min((size * clip_norm / _CLEAR) ** 2, _MOST * (1.0 - budget.spent))
-    part = max(share * 5.0 / 6.0, clear)
-    return *budget.curvature(f"curvature{again}", look, clip_norm, part), clip_norm
+
+    matrix: np.ndarray
+    error: CurvatureNoise
+    released: np.ndarray  # (d, d) in w
+    visible: np.ndarray  # of which noise hides nothing
+
+    def __init__(
+        self, budget: Shares, basis: np.ndarray, size: float, of: Callable[[_Origin], Curvature]
+    ) -> None:
+        self._budget, self._basis, self._size, self._of = budget, basis, size, of
+        self._clip_norm: float | None = None
+
+    def take(self, again: str, origin: _Origin, share: float, most: float) -> bool:
+        """Release one, for `share` of the budget, or up to `most` where it would not be clear.
+
+        `again` is for labels. False where noise hides how long curvatures are, here and before.
+        """
+        spec, label = self._of(origin), f"curvature{again}"
+        norm = self._budget.tail(f"curvature norms{again}", spec, _TAIL, share / 6.0)
+        clip_norm = self._clip_norm = norm or self._clip_norm
+        if not clip_norm:
+            return False
+        clear = min((self._size * clip_norm / _CLEAR) ** 2, most)
+        part = max(share * 5.0 / 6.0, clear)
+        self.matrix, self.error = self._budget.curvature(label, spec, clip_norm, part)
+        self.released = self._basis.T @ self.matrix @ self._basis
+        self.visible = _visible(self.released, self.error, self._basis, origin.seen)
+        return True
+
+
+class _Scores:
+    """Noisy scores, the places w (d,) where they were taken, and what they tell of another.
+
+    All are moved by one curvature. Its noise is the same for all, so in a weighted mean of them it
+    acts on the distance from the mean of their places: near 0 once these surround the mode.
+    """
+
+    def __init__(self, basis: np.ndarray, reach: np.ndarray, inside: np.ndarray, n: float) -> None:
+        self._basis, self._reach, self._inside, self._n = basis, reach, inside, n
+        self._taken: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+
+    def add(self, place: np.ndarray, score: np.ndarray, noise: np.ndarray) -> None:
+        """A score with noise of this covariance (d, d)."""
+        self._taken.append((place, score, noise))
+
+    def of_step(self, step: np.ndarray, look: _Look) -> tuple[np.ndarray, np.ndarray]:
+        """Errors of a score after a step: of the curvature, and in what all groups share."""
+        basis, moved = self._basis, self._basis @ step
+        product = look.error.of_product(np.outer(moved, moved))
+        common = _common(moved, look.matrix, product, self._inside, self._n)
+        shared = self._reach * np.where(self._inside, 0.0, common**2)
+        return basis.T @ product @ basis, (basis.T * shared) @ basis
+
+    def at(self, place: np.ndarray, look: _Look) -> tuple[np.ndarray, np.ndarray]:
+        """Their mean at a place, with the weights of least error, and its covariance.
+
+        Older scores tell less in directions, or nothing, where they disagree with the newest.
+        """
+        kept: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        for taken, score, noise in reversed(self._taken):
+            step = place - taken
+            moved = score - look.visible @ step
+            of_curvature, common = self.of_step(step, look)
+            bend = _FALLS * look.visible @ step
+            own = noise + common + np.outer(bend, bend)
+            if kept:
+                newest, of_newest, _ = kept[0]
+                own = own + _unlike(moved - newest, of_newest + own + of_curvature)
+                if not _consistent(moved - newest, of_newest + own + of_curvature):
+                    continue
+            kept.append((moved, own, step))
+        moves, covariances, steps = (np.array(part) for part in zip(*kept, strict=True))
+        basis, error = self._basis, look.error
+        away = steps @ basis.T
+        alike = away @ error.of_product(basis @ basis.T) @ away.T
+        total = alike + np.diag(np.trace(covariances, axis1=1, axis2=2))
+        weights = np.linalg.solve(total, np.ones(len(kept)))
+        weights /= weights.sum()
+        rest = weights @ away
+        of_mean = basis.T @ error.of_product(np.outer(rest, rest)) @ basis
+        return weights @ moves, np.tensordot(weights**2, covariances, axes=1) + of_mean
 
 
 class Quadratic(Form):
@@ -229,8 +292,8 @@ class Quadratic(Form):
         counts there, too, with what the noise in the curvature adds on the way. Where the curvature
         changes much, or the way was longer than a step may be, another score is taken, and the
         origin moves again, by both if they agree: the first less what the curvature at both ends
-        took from it. The last score comes in parts, each of which may move the origin once more;
-        half-way, the curvature is taken again.
+        took from it. The last score comes in parts, each where the mode is by all before; half-way,
+        the curvature is taken again.
         `known` (d, d) is the curvature of the log-likelihood, `searched` (d, d) the covariance of
         the mode, in theta, from the search; `flat`: log-likelihoods are piecewise linear.
         """
@@ -248,107 +311,78 @@ class Quadratic(Form):
         for block in budget.structure.effects(at.location)[0]:
             inside[block] = True
         n = budget.n
+        scores = _Scores(basis, of_score.reach, inside, n)
         diagonal = not whole_curvature(n, d, budget.total)
         length = _FLAT_STEP * math.sqrt(n / d) if flat else 1e-6
         # what is piecewise linear has the curvature of the density at its kinks, whatever the model
         kind = Curvature if flat or clipping.inner is None else ExpectedCurvature
         size = of_score.sd / bound * math.sqrt(_FIRST * left) * float(np.linalg.norm(basis, 2)) ** 2
         size *= 3.0 if diagonal else math.sqrt(2.0 * d)
-
-        def errors(
-            step: np.ndarray, matrix: np.ndarray, error: CurvatureNoise
-        ) -> tuple[np.ndarray, np.ndarray]:
-            """Those of the score after a step: of the curvature, and in what all groups share."""
-            moved = basis @ step
-            product = error.of_product(np.outer(moved, moved))
-            common = np.where(inside, 0.0, _common(moved, matrix, product, inside, n))
-            return basis.T @ product @ basis, (basis.T * (of_score.reach * common**2)) @ basis
-
+        look = _Look(budget, basis, size, lambda at: kind(at.clip, diagonal=diagonal, step=length))
         unseen = _EXCESS * clipping.hidden * bound / d  # sd of what clipping may have taken besides
         besides = replace(of_score, sd=unseen).covariance(basis)
 
         def another(label: str, part: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             score, of_score = budget.score(label, clipping.score(origin.clip), bound, part)
-            return loss.corrected(basis.T @ score, of_score.covariance(basis), curvature)
+            return loss.corrected(basis.T @ score, of_score.covariance(basis), look.visible)
 
         step = origin.towards(first, noise, before)
-        clip_norm: float | None = None
         shares = list(_CURVATURES)
         for k in range(len(_CURVATURES)):
             # another look follows a long way: this one is cheap, where it would see something
             far_off = np.linalg.norm(step) > longest and np.trace(noise) < _UNCLEAR * d
-            share = shares.pop(-1 if far_off else 0)
+            share = shares.pop(-1 if far_off else 0) * left
             step = origin.move(step, longest)
-            look = kind(origin.clip, diagonal=diagonal, step=length)
-            found = _looked(budget, look, f" {k + 1}" if k else "", share * left, size, clip_norm)
-            if found is None:
+            if not look.take(f" {k + 1}" if k else "", origin, share, share):
                 return None
-            matrix, error, clip_norm = found
-            released = basis.T @ matrix @ basis
-            curvature = _visible(released, error, basis, origin.seen)
-            of_step, common = errors(step, matrix, error)
-            now, then = float(step @ released @ step), float(step @ before @ step)
+            of_step, common = scores.of_step(step, look)
+            now, then = float(step @ look.released @ step), float(step @ before @ step)
             unsure = _UNSURE * math.sqrt(max(float(step @ of_step @ step), 0.0))
             steady = _STEADY * then - unsure <= now <= then / _STEADY + unsure
-            first = first - (curvature if steady else 0.5 * (before + curvature)) @ step
+            first = first - (look.visible if steady else 0.5 * (before + look.visible)) @ step
             # what two curvatures do not tell of those in between is an error like noise
-            bent = 0.5 * (before - curvature) @ step
+            bent = 0.5 * (before - look.visible) @ step
             noise = noise + of_step + common + np.outer(bent, bent)
             if steady and float(np.linalg.norm(step)) < 0.999 * longest:
                 break
-            before = curvature
+            before = look.visible
             if k < len(_CURVATURES) - 1:
                 again = another(f"first score {k + 2}", _AGAIN * (1.0 - budget.spent))
                 first, noise = _both(first, noise, *again[:2])
                 # a score means nothing in directions that noise hides
-                step = origin.towards(first, noise, curvature)
-        moved, way = True, np.zeros(d)
+                step = origin.towards(first, noise, look.visible)
+        scores.add(origin.place, first, noise)
+        looked_at = origin.place
         for k in range(_ANCHORS):
-            if k == _ANCHORS // 2 and float(np.linalg.norm(way)) > 1.0:
-                look = kind(origin.clip, diagonal=diagonal, step=length)
-                share = min(_CURVATURES[0] * left, _MOST * (1.0 - budget.spent))
-                found = _looked(budget, look, " at last", share, size, clip_norm)
-                if found is not None:
-                    matrix, error = _pooled(matrix, error, *found[:2], basis)
-                    curvature = _visible(basis.T @ matrix @ basis, error, basis, origin.seen)
-                    way = np.zeros(d)
-            last = k == _ANCHORS - 1 or not moved
-            part = (1.0 - budget.spent) / (1 if last else _ANCHORS - k)
-            score, noise_here, lost = another(f"anchor {k + 1}" if k else "anchor", part)
+            if k == _ANCHORS // 2:
+                most = _MOST * (1.0 - budget.spent)
+                if look.take(" at last", origin, min(_CURVATURES[0] * left, most), most):
+                    looked_at = origin.place
+            part = (1.0 - budget.spent) / (_ANCHORS - k)
+            score, noise, lost = another(f"anchor {k + 1}" if k else "anchor", part)
             besides = besides if k else besides + lost
-            first, noise = _both(first, noise, score, noise_here)
-            if last:
-                break
-            mean, width = origin.posterior(first, noise + besides, curvature)
-            far = mean**2 > _FAR * width.diagonal()
-            long = float(mean @ pinvh(width) @ mean) > d + 2.0 * math.sqrt(2.0 * d)  # not by chance
-            bend = (_CHANGES if long else 0.0) * curvature @ mean
-            bent = float(np.trace(errors(mean, matrix, error)[0]) + bend @ bend)
-            if moved := bool(far.any()) or bent > _BENT * float(np.trace(noise_here)) / _ANCHORS:
-                step = origin.move(mean, longest)
-                way = way + step
-                # not told from so far
-                astray = np.diag(np.where(far, step**2, 0.0))
-                first = first - curvature @ step
-                noise = noise + np.outer(bend, bend) + astray
-                noise = noise + _ALIKE * sum(errors(step, matrix, error))
-        bend = _CHANGES * curvature @ way  # since a curvature was taken
-        covariance = noise + besides + np.outer(bend, bend)
-        mean, width = origin.posterior(first, covariance, curvature)
+            scores.add(origin.place, score, noise)
+            score, noise = scores.at(origin.place, look)
+            if k < _ANCHORS - 1:
+                origin.move(origin.posterior(score, noise + besides, look.visible)[0], longest)
+        mean, _ = origin.posterior(score, noise + besides, look.visible)
+        bend = _FALLS * look.visible @ (mean + origin.place - looked_at)
+        own = covariance = noise + besides + np.outer(bend, bend)
+        mean, width = origin.posterior(score, covariance, look.visible)
         away = origin.seen @ mean
-        if float(away @ pinvh(origin.seen @ width @ origin.seen.T) @ away) > _FURTHEST**2 * len(
-            away
-        ):
+        inverse = pinvh(origin.seen @ width @ origin.seen.T)
+        if float(away @ inverse @ away) > _FURTHEST**2 * len(away):
             return None
-        # the noise in the curvature counts as far as the posterior reaches
-        reach = basis @ (width + np.outer(mean, mean)) @ basis.T
-        covariance = covariance + basis.T @ error.of_product(reach) @ basis
+        for _ in range(_REACHES):  # the noise in the curvature counts as far as that reaches
+            reach = basis @ (width + np.outer(mean, mean)) @ basis.T
+            covariance = own + basis.T @ look.error.of_product(reach) @ basis
+            mean, width = origin.posterior(score, covariance, look.visible)
         return blank.become(
             cls,
             clip=origin.clip,
-            score=first,
+            score=score,
             covariance=covariance,
-            curvature=curvature,
+            curvature=look.visible,
             diagonal=diagonal,
             clip_norms={"anchor": bound},
         )

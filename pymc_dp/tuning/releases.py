@@ -96,14 +96,6 @@ class CurvatureNoise:
         own = off * moment + np.diag(self.variances @ moment.diagonal())
         return np.asarray(own + sum(part @ moment @ part for part in self.shared))
 
-    def pooled(self, other: CurvatureNoise) -> tuple[float, CurvatureNoise]:
-        """The weight of a matrix with this noise beside one with another, and the noise of both."""
-        mine, others = self.variances.max(), other.variances.max()
-        p = float(others / (mine + others))
-        variances = p**2 * self.variances + (1.0 - p) ** 2 * other.variances
-        shared = [p * part for part in self.shared] + [(1.0 - p) * part for part in other.shared]
-        return p, CurvatureNoise(variances, shared)
-
     def of_trace(self, moment: np.ndarray) -> float:
         """Variance of the trace of N times a symmetric (d, d) matrix."""
         own = np.sum(self.variances * (2.0 - np.eye(len(moment))) * moment**2)

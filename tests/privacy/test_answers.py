@@ -207,22 +207,6 @@ def test_parameters_that_no_record_sees_have_no_curvature() -> None:
     np.testing.assert_allclose(kept, released, atol=1e-12)
 
 
-def test_curvatures_are_pooled_by_their_precision() -> None:
-    pairs = np.ones((3, 3), dtype=bool)
-    weight, both = CurvatureNoise.of(1.0, pairs).pooled(CurvatureNoise.of(2.0, pairs))
-    assert weight == pytest.approx(0.8)
-    np.testing.assert_allclose(both.variances, 0.8 * CurvatureNoise.of(1.0, pairs).variances)
-    u = np.array([1.0, -2.0, 0.5])
-    numbers = np.random.default_rng(0).normal(size=(2, 20_000))
-    extra = [CurvatureNoise(np.eye(3), [np.eye(3)]), CurvatureNoise(np.eye(3), [2.0 * np.eye(3)])]
-    weight, both = extra[0].pooled(extra[1])
-    common = (weight * numbers[0] + 2.0 * (1.0 - weight) * numbers[1]).var()
-    own = both.variances[0, 0]
-    assert both.of_product(np.outer(u, u))[0, 0] == pytest.approx(
-        (common + own) * u[0] ** 2, rel=0.05
-    )
-
-
 def test_unseen_parameters_have_coordinates_of_their_own() -> None:
     rng = np.random.default_rng(2)
     raw = rng.normal(size=(6, 6))
