@@ -521,8 +521,8 @@ def model_of(given: Model | None) -> Model:
         raise TypeError("There is no model: call this inside `with model:`, or give it.") from None
     if not isinstance(model, Model):
         raise ValueError(
-            f"model must be a PyMC model, not {type(model).__name__}. Give other arguments by "
-            "their names: draws=500."
+            f"model must be a PyMC model, not {type(model).__name__}. Check the order of the "
+            "arguments, or give them by their names: model=model, draws=500."
         )
     return model
 

@@ -232,10 +232,11 @@ def test_the_house_does_not_grow() -> None:
     """What is to be read: these figures go down, never up, but for a new room.
 
     Up by 400 lines: sweeps of PrivacyAwareGibbs as generated loops, 4 to 5 times as fast;
-    normal effects in z where NUTS explores; small budgets, with half the error.
+    normal effects in z where NUTS explores; small budgets, with half the error.  By 45: checks and
+    comparisons say what noise hides, before it is paid.
     """
     found = sizes()
-    assert found["lines"] <= 40_150
+    assert found["lines"] <= 40_195
     assert found["lines without guests"] <= 25_000
     assert found["files"] <= 128
     assert found["modules at the root"] <= 5

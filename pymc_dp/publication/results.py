@@ -25,8 +25,10 @@ from pymc_dp.records.graph import ParameterVector
 
 #: Dims of results; `pymc_dp.find_MAP` has one more.
 _RESERVED = ("chain", "draw")
+#: Rewrites to operations that NumPy has not, such as sums of three: they become loops over entries.
+LOOPS = ("fusion", "add_mul_fusion", "local_add_canonizer", "local_mul_canonizer")
 #: A few thousand calls take less time than a compilation, and nothing is written to a cache.
-PYTHON = Mode(linker="py", optimizer="fast_run")
+PYTHON = Mode(linker="py", optimizer="fast_run").excluding(*LOOPS)
 
 
 def dims_of(model: Model, name: str, n: int) -> list[str]:

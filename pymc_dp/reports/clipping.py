@@ -17,12 +17,12 @@ from pymc_dp.budget import get_budget
 from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
 from pymc_dp.privacy.answer import EDGES
 from pymc_dp.privacy.preparation import Preparation
-from pymc_dp.publication.results import unconstrain
+from pymc_dp.publication.results import PYTHON, unconstrain
 from pymc_dp.records.extraction import Records, extract
 from pymc_dp.records.units import RecordStore, longest_unnamed
 from pymc_dp.reports import COLOURS, LIMIT, axes_for, log_x_axis, tidy
 from pymc_dp.reports.diagnostics import numbers
-from pymc_dp.reports.simulation import MODE, ROWS, Simulation, drawn_from_prior
+from pymc_dp.reports.simulation import ROWS, Simulation, drawn_from_prior
 from pymc_dp.rows.contributions import Score
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import RowFunctions
@@ -146,7 +146,7 @@ def score_norms(
     prior = {rv.name: values[None] for rv, values in zip(model.free_RVs, drawn, strict=True)}
     theta = unconstrain(model, records.parameters, prior)[0]
     groups = [
-        (group.graph.leaves, RowFunctions(group.graph, records.parameters, {"mode": MODE}))
+        (group.graph.leaves, RowFunctions(group.graph, records.parameters, {"mode": PYTHON}))
         for group in records.groups
     ]
     norms = []

@@ -10,13 +10,13 @@ import pymc as pm
 from pymc.distributions.shape_utils import change_dist_size
 from pymc.model import Model
 from pymc.pytensorf import compile as compile_random
-from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.type import TensorType
 
 from pymc_dp.base.columns import numbers
 from pymc_dp.errors import UnsafeModel
+from pymc_dp.publication.results import PYTHON
 from pymc_dp.records.ancestry import (
     ancestors_without_shapes,
     array_of,
@@ -30,13 +30,12 @@ from pymc_dp.records.extraction import Records
 from pymc_dp.records.units import private_observed, public_inputs
 
 ROWS = 100  # records for each draw of the parameters
-MODE = Mode(linker="py", optimizer="fast_run")  # cheaper than a compilation, for a few calls
 
 
 def drawn_from_prior(model: Model, draws: int, seed: int) -> list[np.ndarray]:
     """(draws, ...) values of each free variable."""
     try:
-        drawn: list[np.ndarray] = pm.draw(model.free_RVs, draws=draws, random_seed=seed, mode=MODE)
+        drawn: list[np.ndarray] = pm.draw(model.free_RVs, draws, random_seed=seed, mode=PYTHON)
     except NotImplementedError:
         raise ValueError(
             "The prior is improper (pm.Flat, ...), so there is no prior predictive distribution. "
@@ -47,8 +46,8 @@ def drawn_from_prior(model: Model, draws: int, seed: int) -> list[np.ndarray]:
 
 class Simulation:
     """Simulated records, `rows` at a time; unnamed arrays of `length` entries or more may be
-    private.  With `standard`, real features of which nothing is known are standard normal, and
-    `assumed` names them.
+    private.  With `standard`, real features of which nothing is known are standard normal, whole
+    numbers 0 or 1, and `assumed` names them.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class Simulation:
             known = source in self.examples or source in observed.values() or source in self.sizes
             if known or self._is_bounded(source):
                 continue
-            if not (standard and source.type.dtype.startswith("float")):
+            if not standard:
                 raise _not_public(source)
             self.assumed.append(source.name if is_data(source) else "an array without a name")
         self._compile(model, observed, named, length)
@@ -132,7 +131,7 @@ class Simulation:
                     [*known.values(), *arrays.values()],
                     clone,
                     random_seed=int(self.rng.integers(2**31)),
-                    mode=MODE,
+                    mode=PYTHON,
                     on_unused_input="ignore",
                 )
             except NotImplementedError:
@@ -162,7 +161,7 @@ class Simulation:
             elif source in self.sizes:
                 array = self.rng.integers(0, self.sizes[source], shape)
             else:
-                array = self._standard_normal(source, shape, arrays)
+                array = self._standard(source, shape, arrays)
             arrays[source] = self._clamped(source, array)
         known = list(parameters)
         for rv, value, function in self._outcomes:
@@ -175,14 +174,15 @@ class Simulation:
                 arrays[value] = self._clamped(value, known[-1])
         return arrays
 
-    def _standard_normal(
+    def _standard(
         self, source: Variable, shape: tuple[int, ...], made: Mapping[Variable, np.ndarray]
     ) -> np.ndarray:
         """The same numbers where the model holds the same array twice."""
         for other, array in made.items():
             if array.shape == shape and share_memory(array_of(other), array_of(source)):
                 return array
-        return self.rng.standard_normal(shape)
+        real = source.type.dtype.startswith("float")
+        return self.rng.standard_normal(shape) if real else self.rng.integers(0, 2, shape)
 
     def _clamped(self, source: Variable, array: np.ndarray) -> np.ndarray:
         """Of the type of the source and clamped to its bounds, as the data will be."""

@@ -17,8 +17,8 @@ from scipy.stats import chi2, norm
 from pymc_dp.base.checks import check_epsilon, check_number
 from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import positive_part
-from pymc_dp.budget import model_of, require_budget
-from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
+from pymc_dp.budget import PrivacyBudget, model_of, require_budget
+from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_budget, units_from_mu
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records.bounds import source_limits
 from pymc_dp.records.graph import RowGraph
@@ -72,6 +72,19 @@ class Bought(ABC):
         return self.privacy_guarantee != "none"
 
 
+def refuse_hidden(what: str, epsilon: float, budget: PrivacyBudget, norm: float) -> float:
+    """Noise sd of a sum of vectors of this norm; ValueError if it hides all that 1s add up to."""
+    n, largest = budget.n_public, budget.sensitivity * norm
+    noise_sd = largest / mu_from_budget(epsilon, budget.delta)
+    if 2.0 * noise_sd > n:
+        enough = epsilon_from_mu(10.0 * largest / n, budget.delta)
+        raise ValueError(
+            f"epsilon={epsilon:g} is too small: the noise of the {what} would hide whatever {n} "
+            f"units add together. Nothing has been spent. Give about epsilon={enough:.2g} or more."
+        )
+    return noise_sd
+
+
 def guarantee_of(preparation: Preparation, *estimates: Estimate) -> str:
     """What is guaranteed: "none" after insecure noise, now or in what was released before."""
     secure = preparation.secure and all(estimate.secure for estimate in estimates)
@@ -85,13 +98,14 @@ class PredictiveCheck(Bought):
     Attributes
     ----------
     table : pandas.DataFrame
-        A row for each statistic, and each group: ``records`` is the number of records, with noise;
+        A row for each statistic, and each group: ``records`` is the number of privacy units, with
+        noise;
         ``difference`` what a record has of the statistic beyond what the model expects, on average
         (over the public number of records, where there is one);
         ``sd`` its standard deviation if the model is true, noise included; ``z`` their ratio;
         ``p_value``, two-sided; ``p_adjusted``, for as many comparisons as rows (Bonferroni);
         ``noise`` the share of the privacy noise in the variance; ``free`` the share of the variance
-        of the statistic that fitting the parameters has left.
+        of the statistic that fitting the parameters has left, more than 1 if noise in the fit adds.
     epsilon : float
         What it cost, at the budget's delta, if nothing else were released.
     privacy_guarantee : str
@@ -197,7 +211,8 @@ def predictive_check(
     Raises
     ------
     ValueError
-        If an argument is out of its range, or the law of the records is not known.
+        If an argument is out of its range, noise would hide all, the draws are about the prior, or
+        the law of the records is not known.
     UnsafeRelease
         If `released` is no released result of this model and budget.
     UnsafeModel
@@ -255,6 +270,7 @@ def predictive_check(
         if engine.elsewhere is not None:
             raise ValueError("dp.predictive_check needs the records on this machine.")
         spec = discrepancies(engine, estimate, chosen, budget.n_public, model, by, observed)
+    refuse_hidden("check", epsilon, budget, spec.norm)
     settings = {"observed": spec.observed, "by": by, "statistics": [s.name for s in chosen]}
     preparation = Preparation.begin(
         engine,
@@ -309,17 +325,16 @@ def discrepancies(
 
 def _groups(graph: RowGraph, by: str, model: Model) -> tuple[int, int]:
     """The leaf that holds the labels `by`, and how many groups there are."""
-    labels = {
-        leaf.source.name: k
-        for k, leaf in enumerate(graph.leaves)
-        if leaf.block.type.ndim == 1 and not leaf.block.type.dtype.startswith("float")
-    }
-    if by not in labels:
-        known = sorted(name for name in labels if name and name not in graph.names)
+    places = set(range(len(graph.leaves))) - {outcome.leaf for outcome in graph.outcomes}
+    types = {k: graph.leaves[k].block.type for k in places if graph.leaves[k].source.name}
+    whole = [k for k, of in types.items() if of.ndim == 1 and not of.dtype.startswith("float")]
+    labels = {graph.leaves[k].source.name: k for k in whole}
+    if not isinstance(by, str) or by not in labels:
+        given = repr(by) if isinstance(by, str) else f"a {type(by).__name__}"
         raise ValueError(
-            f"by={by!r} is no integer pm.Data with one entry per record in the likelihood of "
-            f"{graph.quoted}; those are {known}. Give labels 0, 1, ... as pm.Data and use them "
-            "there, as alpha[labels]."
+            f"by must name an integer pm.Data with one entry per record in the likelihood of "
+            f"{graph.quoted}, one of {sorted(labels)}, not {given}. Give labels 0, 1, ... as "
+            "pm.Data and use them there, as alpha[labels]."
         )
     leaf = graph.leaves[labels[by]]
     sizes = [size for label, size in graph.lookups if leaf.block in ancestors([label])]

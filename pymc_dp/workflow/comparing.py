@@ -18,7 +18,7 @@ from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import Coordinates, root
 from pymc_dp.budget import PrivacyBudget, require_budget
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.privacy.accounting import MU2_UNIT, mu_from_budget, units_from_mu
+from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_budget, units_from_mu
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records.ancestry import array_of, data_behind
 from pymc_dp.records.units import private_observed
@@ -26,7 +26,7 @@ from pymc_dp.reports import COLOURS, LIMIT, axes_for, mark, tidy
 from pymc_dp.rows.engine import Blocks, RowEngine
 from pymc_dp.rows.joint import hashed
 from pymc_dp.tuning.releases import heavy_quantile
-from pymc_dp.workflow.checking import Bought, guarantee_of
+from pymc_dp.workflow.checking import Bought, guarantee_of, refuse_hidden
 from pymc_dp.workflow.estimates import Estimate, estimate_of
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _LOOK, _TAIL = 0.1, 0.002
 #: Parts of an entry for products of ratios and of scores; the longest score, in typical ones.
 _PRODUCTS, _SCORES, _LONGEST = 0.5, 0.5, 6.0
+#: Bound on log ratios where noise hides how large they are, and as many sds of it as mostly do not.
+_CLIP, _SEEN = 1.0, 30.0
 _MOST_PARAMETERS = 100
 _SURE = 0.05
 
@@ -220,20 +222,23 @@ class Comparison(Bought):
         A row for each model, the best first: ``rank``; ``elpd_diff``, how much larger the expected
         log density of as many new records is under the best one; ``dse``, the standard error of
         that; ``noise_sd``, the part of it that the privacy noise of the comparison makes;
-        ``p``, the effective number of parameters; ``verdict``: "winner", "worse" than the best, or
-        "cannot tell".
+        ``p``, the effective number of parameters, noise included (no p-value); ``verdict``:
+        "winner", "worse" than the best, or "cannot tell".
     epsilon : float
         What it cost, at the budget's delta, if nothing else were released.
     privacy_guarantee : str
         "none" after insecure test noise, here or in a released result.
     clip : float
         The largest log ratio that a record has counted for.
+    note : str
+        What to know of it: that noise hid how large ratios are, or that outcomes differ.
     """
 
     clip: float
+    note: str = ""
 
     def _says(self) -> str:
-        return f"Private comparison of models, epsilon = {self.epsilon:g}."
+        return f"Private comparison of models, epsilon = {self.epsilon:g}. {self.note}".rstrip()
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
         """Differences to the best model, with intervals of 95 %.
@@ -286,7 +291,7 @@ def compare(
         What the comparison may cost, at the budget's delta, if nothing else were released.
     clip : float, optional
         Public bound on the log ratio of the densities of one record.  Default: a tenth of the cost
-        buys a noisy histogram of these, whose upper 0.2 % may be clipped.
+        buys a noisy histogram of these, whose upper 0.2 % may be clipped; or 1, if noise hides it.
     forecast : bool, default False
         Spend nothing, and say what the comparison could tell: see Returns.
     progressbar : bool, default True
@@ -301,7 +306,8 @@ def compare(
     Raises
     ------
     ValueError
-        If an argument is out of its range, or the models cannot have the same records.
+        If an argument is out of its range, noise would hide all, the models cannot have the same
+        records, or one learned nothing from them.
     UnsafeModel
         If a model has no budget, or another ledger, or holds private what is public in another.
     UnsafeRelease
@@ -362,9 +368,17 @@ def compare(
     if sum(engine.d for engine in engines) > _MOST_PARAMETERS:
         raise ValueError(f"models have more than {_MOST_PARAMETERS} parameters together.")
     coordinates = tuple(_by_gain(estimate) for estimate in estimates)
+    blank = Moments(coordinates, 1.0, n)
+    sd = refuse_hidden("comparison", epsilon, budget, blank.norm) / math.sqrt(share)
+    seen = _SEEN * math.sqrt(budget.sensitivity / _LOOK) / n  # the mu
+    enough = epsilon_from_mu(seen, budget.delta)
+    hidden = (
+        f"At epsilon={epsilon:g} noise hides how large log ratios are, so clip={_CLIP:g} is used: "
+        f"safe, but noisy. Give a public clip=, or about epsilon={enough:.2g}."
+    )
     if forecast:
-        blank = Moments(coordinates, 1.0, n)
-        sd = budget.sensitivity * blank.norm / math.sqrt(share * units / MU2_UNIT)
+        if clip is None and epsilon < enough:
+            warn(hidden)
         clips = np.array([0.03, 0.1, 0.3, 1.0, 3.0] if clip is None else [clip])
         found = {"noise_sd": clips * sd, "smallest": clips * sd * 2.8}
         return pd.DataFrame(found, index=pd.Index(clips, name="clip"))
@@ -373,26 +387,28 @@ def compare(
     preparation = Preparation.begin(
         rows, budget.account, sampler="comparison", settings=settings, units=units, n_public=n
     )
+    note = ""
     try:
         with working("Comparing", progressbar):
             if clip is None:
                 look = preparation.histogram("log ratios", Ratios(coordinates), _LOOK)
                 clip = heavy_quantile(look, _TAIL, float(n))[0]
-            spec, value, sd = Moments(coordinates, clip or 1.0, n), None, math.nan
-            if clip:
-                value, sd = preparation.vector_sum("comparison", spec, spec.norm, share)
+            if not clip:  # where ratios are 0, records may have other outcomes, which are counted
+                note = hidden if clip is None else "Log ratios of nearly all records are 0."
+                clip = _CLIP
+            spec = Moments(coordinates, clip, n)
+            value, sd = preparation.vector_sum("comparison", spec, spec.norm, share)
     finally:
         preparation.finish()
-    if value is not None and (differing := spec.differing(value, sd)):
-        warn(
-            f"About {differing} of the records have other outcomes in one model than in another, "
-            "and the models cannot be compared. Give each the same observed arrays, in the same "
-            "order."
+    differing = spec.differing(value, sd)
+    if differing:
+        note = (
+            f"About {differing} of {n} units have other outcomes in one model than in another, and "
+            "the models cannot be compared. Give each the same observed arrays, in the same order."
         )
-        value = None
-    table = ranked(list(models), spec, value, sd)
-    guarantee = guarantee_of(preparation, *estimates)
-    return Comparison(table, epsilon, guarantee, float(clip or math.nan))
+        warn(note)
+    table = ranked(list(models), spec, None if differing else value, sd)
+    return Comparison(table, epsilon, guarantee_of(preparation, *estimates), clip, note)
 
 
 def _by_gain(estimate: Estimate) -> Coordinates:
@@ -428,11 +444,11 @@ def _same_records(models: Any) -> tuple[PrivacyBudget, frozenset[Any]]:
                 "same public=."
             )
     sources = [
-        [_source(model, rv) for rv in private_observed(model, budget.public)]
+        {rv.name: _source(model, rv) for rv in private_observed(model, budget.public)}
         for (_, model), budget in zip(models.values(), budgets, strict=True)
     ]
     facts = [
-        (budget.n_public, sorted(np.shape(array_of(source))[1:] for source in of))
+        (budget.n_public, sorted(np.shape(array_of(source))[1:] for source in of.values()))
         for budget, of in zip(budgets, sources, strict=True)
     ]
     if any(one != other for one, other in pairwise(facts)):
@@ -440,7 +456,12 @@ def _same_records(models: Any) -> tuple[PrivacyBudget, frozenset[Any]]:
             "The models have not the same records: give each the same observed arrays, in the same "
             "order, with the same privacy_unit and n_public."
         )
-    return budgets[0], frozenset(source for of in sources for source in of)
+    if any(one.keys() != other.keys() for one, other in pairwise(sources)):
+        warn(
+            "The observed variables of these models have other names. Comparing them makes sense "
+            "only if they hold the same outcomes, record by record."
+        )
+    return budgets[0], frozenset(source for of in sources for source in of.values())
 
 
 def _source(model: Model, rv: Any) -> Any:

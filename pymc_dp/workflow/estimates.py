@@ -89,6 +89,12 @@ def estimate_of(
             "released was made under another budget than that of the model. Give the model that "
             "it was sampled from."
         ) from None
+    if settings.get("trusted") is False:
+        raise ValueError(
+            "released is about the prior: its budget was too small to learn from the records, so "
+            "they can neither confirm nor refute it. Nothing has been spent for this. Fit with a "
+            "larger epsilon or share, fewer parameters or narrower priors."
+        )
     secure = facts["privacy_guarantee"] != "none"
     theta = unconstrain(model, parameters, posterior)
     covariance, mean = _moments(theta)

@@ -34,7 +34,7 @@ class MadeUp:
     """Made-up records of a model with a budget, and the values of its parameters they come from.
 
     `truth` has values of the free variables by name; `assumed` names the features that were taken
-    as standard normal.
+    as standard normal, or as 0 and 1.
     """
 
     model: Model

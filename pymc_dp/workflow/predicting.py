@@ -28,6 +28,7 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.type import TensorType
+from rich.progress import track
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.columns import is_frame, named, numbers
@@ -35,7 +36,7 @@ from pymc_dp.base.compat import advanced_indices
 from pymc_dp.budget import PrivacyBudget, get_budget, has_lost_budget, model_of
 from pymc_dp.errors import UnsafeRelease
 from pymc_dp.publication.publish import STATEMENT, private_inputs, public_coords, released_draws
-from pymc_dp.publication.results import PYTHON, dataset, dims_of
+from pymc_dp.publication.results import LOOPS, PYTHON, dataset, dims_of
 from pymc_dp.records.ancestry import TAKES, array_of, data_behind, hides_code
 from pymc_dp.records.units import private_observed
 
@@ -373,7 +374,8 @@ def _simulated(
         )
     _refuse_negative_labels(outputs, graphs)
     # lengths without the draws that they are lengths of: those may be as many as the records
-    outputs = rewrite_graph(outputs, include=("ShapeOpt", "canonicalize"), clone=False)
+    rewrites = ("ShapeOpt", "canonicalize")
+    outputs = rewrite_graph(outputs, include=rewrites, exclude=LOOPS, clone=False)
     seed = int(np.random.default_rng(random_seed).integers(2**31))
     function = compile_draws(
         list(inputs.values()), outputs, random_seed=seed, mode=PYTHON, on_unused_input="ignore"
@@ -385,8 +387,8 @@ def _simulated(
     chains = {dim: posterior[dim].values for dim in ("chain", "draw")}
     size = tuple(len(labels) for labels in chains.values())
     try:
-        with _compat.working("Predicting", progressbar):
-            made = [function(*[x[where] for x in columns]) for where in np.ndindex(size)]
+        places = track([*np.ndindex(size)], "Predicting", disable=not progressbar)
+        made = [function(*[x[where] for x in columns]) for where in places]
     except (AssertionError, IndexError, TypeError, ValueError) as error:
         shapes = {f"new[{v.name!r}]": x.get_value().shape for v, x in graphs.new.items()}
         shapes |= {f"`{k}`": x.shape[2:] for k, x in zip(inputs, columns, strict=True)}

@@ -55,7 +55,7 @@ class Rehearsal:
     warnings : list of str
         What the run warned of.
     assumed : list of str
-        Features that were taken as standard normal.
+        Features that were taken as standard normal, or as 0 and 1.
     released, reference : InferenceData or DataTree
         The result, as :func:`sample` returns it, and that of NUTS; `reference` is None without one.
     """
@@ -105,8 +105,9 @@ class Rehearsal:
         )
         if self.assumed:
             lines.append(
-                f"Taken as standard normal: {', '.join(sorted(set(self.assumed)))}. Give public "
-                "examples, data={...}, or bounds for made-up features that are more like yours."
+                "Taken as standard normal, or as 0 and 1 if of whole numbers: "
+                f"{', '.join(sorted(set(self.assumed)))}. Give public examples, data={{...}}, or "
+                "bounds for made-up features that are more like yours."
             )
         lines += [f"Warning: {text}" for text in self.warnings]
         return lines
@@ -174,8 +175,8 @@ def rehearse(
     data : mapping of str to array, optional
         Public examples of features by name of their ``pm.Data``, records on the first axis, any
         number of rows.  Other features are uniform within their :func:`bounds`, labels of groups
-        uniform over all groups, real features without bounds standard normal (the result says so);
-        public data are used as they are.
+        uniform over all groups, others standard normal, or 0 and 1 if they are whole numbers (the
+        result says so); public data are used as they are.
     at : mapping of str to array, optional
         Values of free variables that make the records.  Default: half-way, on the unconstrained
         scale, between the median of the prior and a draw of it, cut to the central 80 %: wide
@@ -197,8 +198,7 @@ def rehearse(
     Raises
     ------
     UnsafeModel
-        If the model has no budget, integer features are private and have neither a public example
-        nor bounds, or a ``pm.CustomDist`` may hold private data.
+        If the model has no budget, or a ``pm.CustomDist`` may hold private data.
     BudgetExceeded
         If nothing is left of the budget.
     ValueError

@@ -228,9 +228,9 @@ def test_users_are_alike_in_any_order_of_their_rows() -> None:
     assert not Together(moved, rows.observed).alike().all()
 
 
-def budgeted(y: np.ndarray, x: Any = 1.0, **options: Any) -> tuple[None, pm.Model]:
+def budgeted(y: np.ndarray, x: Any = 1.0, name: str = "y", **options: Any) -> tuple[None, pm.Model]:
     with pm.Model() as model:
-        pm.Poisson("y", pt.exp(pm.Normal("a") * pm.Data("x", x)), observed=y)
+        pm.Poisson(name, pt.exp(pm.Normal("a") * pm.Data("x", x)), observed=y)
         dp.PrivacyBudget(1.0, 1e-6, **options)
     return None, model
 
@@ -259,6 +259,8 @@ def test_public_facts_that_differ_are_refused() -> None:
     ):
         with pytest.raises(error, match=message):
             _same_records({"a": first, "b": other})
+    with pytest.warns(UserWarning, match="have other names"):
+        _same_records({"a": first, "b": budgeted(y, x, "z", ledger=ledger)})
 
 
 def test_a_mean_that_is_subtracted_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,17 +321,19 @@ def test_the_right_model_wins_where_the_budget_suffices(three) -> None:
 
 
 @pytest.mark.slow
-def test_models_of_other_records_are_not_compared(three) -> None:
+@pytest.mark.parametrize("clip", [1.0, None])
+def test_models_of_other_records_are_not_compared(three, clip: float | None) -> None:
+    """Some records have other outcomes, or all, where there are no ratios to look at."""
     y = three["poisson"][1].rvs_to_values[three["poisson"][1]["y"]].data
     ledger = dp.get_budget(three["poisson"][1]).ledger
     with pm.Model() as model:
-        pm.Poisson("y", pt.exp(pm.Normal("a")), observed=y[::-1].copy())
+        pm.Poisson("y", pt.exp(pm.Normal("a")), observed=y[::-1].copy() if clip else y + 1)
         dp.PrivacyBudget(4.0, 1e-6, ledger=ledger)
         released = dp.laplace(share=0.5, random_seed=1, progressbar=False)
     pair = {**some(three, "poisson"), "turned": (released, model)}
     with pytest.warns(UserWarning, match="other outcomes in one model"):
-        found = dp.compare(pair, epsilon=0.3, clip=1.0, progressbar=False)
-    assert set(found.table["verdict"]) == {"cannot tell"}
+        found = dp.compare(pair, epsilon=0.3, clip=clip, progressbar=False)
+    assert set(found.table["verdict"]) == {"cannot tell"} and "other outcomes" in repr(found)
 
 
 @pytest.mark.slow
@@ -337,8 +341,13 @@ def test_models_that_are_alike_cannot_be_told_apart(three) -> None:
     """Within five standard errors: a verdict of 95 % would be wrong too often for a test."""
     found = dp.compare(some(three, "negative binomial", "more"), epsilon=0.5, progressbar=False)
     assert (found.table["elpd_diff"] <= 5.0 * found.table["dse"]).all()
-    few = dp.compare(some(three, "poisson", "negative binomial"), epsilon=0.01, progressbar=False)
+    different = some(three, "poisson", "negative binomial")
+    with pytest.warns(UserWarning, match="At epsilon=0.01 noise hides how large log ratios are"):
+        dp.compare(different, epsilon=0.01, forecast=True, progressbar=False)
+    few = dp.compare(different, epsilon=0.01, progressbar=False)
+    assert few.clip == 1.0 and "Give a public clip=" in repr(few)
     assert not (few.table["elpd_diff"] > 5.0 * few.table["dse"]).any()
+    assert few.table["dse"].iloc[1] >= few.table["noise_sd"].iloc[1] > 0.0
 
 
 @pytest.mark.parametrize(("noise_sd", "verdicts"), [(0.01, ["winner", "worse"]), (90.0, [])])
@@ -379,7 +388,8 @@ def test_wrong_arguments_spend_nothing(three) -> None:
         ({"a": 1, "b": 2}, {}, ValueError, "must be .released, model"),
         (pair, {"epsilon": 0.0}, ValueError, "epsilon must be positive"),
         (pair, {"clip": -1.0}, ValueError, "clip must be positive"),
-        (pair, {"epsilon": 99.0}, BudgetExceeded, "would cost more"),
+        (pair, {"epsilon": 99.0}, BudgetExceeded, "needs more than the epsilon="),
+        (pair, {"epsilon": 1e-9}, ValueError, "noise of the comparison would hide"),
     ):
         with pytest.raises(error, match=message):
             dp.compare(models, **{"epsilon": 0.1, "progressbar": False, **options})
