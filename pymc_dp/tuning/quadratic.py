@@ -81,16 +81,6 @@ def _unlike(difference: np.ndarray, covariance: np.ndarray) -> np.ndarray:
     return np.diag(np.where(square > _FAR * covariance.diagonal(), square, 0.0))
 
 
-def _both(
-    first: np.ndarray, noise: np.ndarray, second: np.ndarray, rest: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """What two scores tell at the place of the second; the first only where they agree."""
-    noise = noise + _unlike(second - first, noise + rest)
-    if _consistent(second - first, noise + rest):
-        second, rest = pooled(first, noise, second, rest)
-    return second, rest
-
-
 def _common(
     moved: np.ndarray, curvature: np.ndarray, noise: np.ndarray, inside: np.ndarray, n: float
 ) -> float:
@@ -289,11 +279,10 @@ class Quadratic(Form):
         """Release scores and curvatures; None where noise hides them.
 
         The first score moves the origin to where the second and the curvature are taken, and then
-        counts there, too, with what the noise in the curvature adds on the way. Where the curvature
-        changes much, or the way was longer than a step may be, another score is taken, and the
-        origin moves again, by both if they agree: the first less what the curvature at both ends
-        took from it. The last score comes in parts, each where the mode is by all before; half-way,
-        the curvature is taken again.
+        counts there, too, with what the curvature leaves open on the way. Where that changes much,
+        or the way was longer than a step may be, another score is taken, and the origin moves
+        again. The last score comes in parts, each where the mode is by all before; half-way, the
+        curvature is taken again.
         `known` (d, d) is the curvature of the log-likelihood, `searched` (d, d) the covariance of
         the mode, in theta, from the search; `flat`: log-likelihoods are piecewise linear.
         """
@@ -326,6 +315,7 @@ class Quadratic(Form):
             score, of_score = budget.score(label, clipping.score(origin.clip), bound, part)
             return loss.corrected(basis.T @ score, of_score.covariance(basis), look.visible)
 
+        scores.add(origin.place, first, noise)
         step = origin.towards(first, noise, before)
         shares = list(_CURVATURES)
         for k in range(len(_CURVATURES)):
@@ -335,23 +325,18 @@ class Quadratic(Form):
             step = origin.move(step, longest)
             if not look.take(f" {k + 1}" if k else "", origin, share, share):
                 return None
-            of_step, common = scores.of_step(step, look)
             now, then = float(step @ look.released @ step), float(step @ before @ step)
+            of_step, _ = scores.of_step(step, look)
             unsure = _UNSURE * math.sqrt(max(float(step @ of_step @ step), 0.0))
             steady = _STEADY * then - unsure <= now <= then / _STEADY + unsure
-            first = first - (look.visible if steady else 0.5 * (before + look.visible)) @ step
-            # what two curvatures do not tell of those in between is an error like noise
-            bent = 0.5 * (before - look.visible) @ step
-            noise = noise + of_step + common + np.outer(bent, bent)
             if steady and float(np.linalg.norm(step)) < 0.999 * longest:
                 break
             before = look.visible
             if k < len(_CURVATURES) - 1:
                 again = another(f"first score {k + 2}", _AGAIN * (1.0 - budget.spent))
-                first, noise = _both(first, noise, *again[:2])
+                scores.add(origin.place, *again[:2])
                 # a score means nothing in directions that noise hides
-                step = origin.towards(first, noise, look.visible)
-        scores.add(origin.place, first, noise)
+                step = origin.towards(*scores.at(origin.place, look), look.visible)
         looked_at = origin.place
         for k in range(_ANCHORS):
             if k == _ANCHORS // 2:
