@@ -255,47 +255,12 @@ class PrivacyBudget:
                 stacklevel=3,
             )
 
-    def check_model(self, model: Model) -> None:
-        """Refuse a model that grew after the budget was declared.
-
-        Parameters
-        ----------
-        model : pymc.Model
-
-        Raises
-        ------
-        UnsafeModel
-        """
-        added = [rv.name for rv in model.basic_RVs if rv.name not in self._variables]
-        if added:
-            raise UnsafeModel(
-                f"{added} were added to the model after its PrivacyBudget. Declare the budget "
-                "last, after all random variables."
-            )
-
-    def check_data(self, model: Model) -> None:
-        """Refuse data of another length than when the budget was declared.
-
-        Parameters
-        ----------
-        model : pymc.Model
-
-        Raises
-        ------
-        UnsafeModel
-        """
-        if row_counts(model, self.public) != self.row_counts:
-            raise UnsafeModel(
-                "The observed data have changed their length since the PrivacyBudget was declared "
-                "(pm.set_data?). Build the model and its budget with the data that are sampled."
-            )
-
     # -- what it says ---------------------------------------------------------------------------
 
     @property
     def unit(self) -> str:
         """What one privacy unit is."""
-        return "row" if self.privacy_unit is None else "group of rows with one id"
+        return "row" if self.privacy_unit is None else "privacy unit (all rows with one id)"
 
     @property
     def secrecy(self) -> dict[str, Any]:
@@ -565,9 +530,23 @@ def require_budget(model: Model, what: str) -> PrivacyBudget:
             f"{what} needs a privacy budget. Add one line at the end of the model:\n"
             "    dp.PrivacyBudget(epsilon=1.0, delta=1e-6)"
         )
-    budget.check_model(model)
-    budget.check_data(model)
+    check_model(budget, model)
+    if row_counts(model, budget.public) != budget.row_counts:
+        raise UnsafeModel(
+            "The observed data have changed their length since the PrivacyBudget was declared "
+            "(pm.set_data?). Build the model and its budget with the data that are sampled."
+        )
     return budget
+
+
+def check_model(budget: PrivacyBudget, model: Model) -> None:
+    """Refuse a model that grew after the budget was declared."""
+    added = [rv.name for rv in model.basic_RVs if rv.name not in budget._variables]
+    if added:
+        raise UnsafeModel(
+            f"{added} were added to the model after its PrivacyBudget. Declare the budget last, "
+            "after all random variables."
+        )
 
 
 def has_lost_budget(model: Model) -> bool:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any, Literal, NoReturn
+import multiprocessing
+from collections.abc import Callable, Mapping
+from multiprocessing.context import BaseContext
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 import pymc as pm
 from pymc.model import Model
+from pymc.sampling.mcmc import ProgressBarOptions
 from pymc.stats.convergence import log_warnings, run_convergence_checks
 from pymc.step_methods.compound import BlockedStep, Competence
+from pymc.util import get_random_generator
+from pytensor.compile.mode import get_mode
+from pytensor.graph.basic import Variable
 
 from pymc_dp import steps
 from pymc_dp.base import compat as _compat
+from pymc_dp.base.checks import check_integer, counted, warn
 from pymc_dp.budget import (
     MODELS,
     PrivacyBudget,
@@ -40,6 +47,17 @@ _REFUSED = {
     "trace": "the raw trace holds more than may be published",
     "return_inferencedata": "only a released result is returned",
     "idata_kwargs": "the groups they add hold private data; only draws are returned",
+    "init": "it is for NUTS; chains begin about the posterior, or at initvals",
+}
+#: What ``pm.sample`` takes, and would refuse only when the preparation is paid for.
+_USABLE: dict[str, Callable[[Any], Any]] = {
+    "random_seed": get_random_generator,
+    "cores": lambda x: x is None or check_integer("", x, 1),
+    "blas_cores": lambda x: x in (None, "auto") or check_integer("", x, 1),
+    "mp_ctx": lambda x: isinstance(x, BaseContext) or multiprocessing.get_context(x),
+    "progressbar": lambda x: x in (None, True, False) or x in get_args(ProgressBarOptions),
+    "callback": lambda x: x is None or callable(x),
+    "compile_kwargs": lambda x: x is None or get_mode(x.get("mode")),
 }
 _TAKEN = frozenset(inspect.signature(pm.sample).parameters)
 
@@ -107,6 +125,8 @@ def sample(
     computed: PyTensor might leave the data behind them in its compile directory.
     """
     model = model_of(model)
+    if not isinstance(step_kwargs, Mapping | None):
+        raise ValueError("step_kwargs must be a dict of settings of the step.")
     if isinstance(step, str) and step not in (*STEPS, PrivacyAwareGibbs.__name__):
         names = [*sorted(STEPS), PrivacyAwareGibbs.__name__]
         raise ValueError(f"step must be one of {names}, got {step!r}.")
@@ -124,9 +144,10 @@ def sample(
             raise ValueError(f"dp.sample does not take {name}: {_REFUSED[name]}.")
         if name not in _TAKEN:
             raise ValueError(
-                f"dp.sample and pm.sample have no argument {name}. Settings of a step are given in "
-                "step_kwargs."
+                f"There is no argument {name}, here or in pm.sample. Settings of a step are given "
+                "in step_kwargs."
             )
+    _check_call(model, chains, kwargs)
     # what may not be released is not compiled: PyTensor would write the data in it to its cache
     names = releasable(model, budget, kwargs.get("var_names"))
     # all free variables, whatever was asked for: publication moves them together
@@ -149,6 +170,13 @@ def sample(
     try:
         _run(private, paid, draws=draws, tune=tune, chains=chains, model=model, **kwargs)
         idata = paid.result()
+        made = _compat.group(idata, "posterior").sizes
+        if (made["chain"], made["draw"]) != (chains, draws):
+            again = " The same call makes all draws, at no further charge." if private.waits else ""
+            warn(
+                f"Sampling was interrupted: the result has {counted(made['chain'], 'chain')} of "
+                f"{counted(made['draw'], 'draw')}, not {chains} of {draws:,}.{again}"
+            )
         if checked and not kwargs.get("quiet"):
             log_warnings(run_convergence_checks(idata, model))
         progressbar = bool(kwargs.get("progressbar", True))
@@ -169,13 +197,43 @@ def sample(
     return released
 
 
+def _check_call(model: Model, chains: int, call: Mapping[str, Any]) -> None:
+    """Refuse arguments of ``pm.sample`` that are not usable, before anything is spent."""
+    for name in _USABLE.keys() & call.keys():
+        try:
+            usable = _USABLE[name](call[name]) is not False
+        except Exception:  # PyTensor raises this very class
+            usable = False
+        if not usable:
+            raise ValueError(
+                f"{name} cannot be {call[name]!r}. Nothing has been spent. Leave it out, or give "
+                "what pm.sample documents."
+            )
+    if (given := call.get("initvals")) is None:
+        return
+    starts = given if isinstance(given, list | tuple) else [given] * chains
+    if len(starts) != chains or not all(isinstance(start, Mapping | None) for start in starts):
+        raise ValueError("initvals must be a dict, or a list of dicts, one for each chain.")
+    shapes = model.eval_rv_shapes()  # by names of variables and of their transforms
+    for key, value in ((k, x) for start in starts for k, x in (start or {}).items()):
+        name, array = getattr(key, "name", key), np.asarray(value)
+        fits = array.dtype.kind in "biuf" and array.shape == shapes.get(name)
+        computed = isinstance(value, Variable) or array.tolist() in ("prior", "support_point")
+        if name not in shapes or not (computed or (fits and np.isfinite(array).all())):
+            known = ", ".join(f"{name} {[*map(int, shape)]}" for name, shape in shapes.items())
+            raise ValueError(
+                f"initvals of {name} must be finite numbers, of a free variable and of its shape: "
+                f"{known}. Nothing has been spent."
+            )
+
+
 def _run(private: PrivateStep, paid: PaidDraws, *, model: Model, **call: Any) -> None:
     """Call ``pm.sample``; draws are kept until they are released, whatever it raises."""
     try:
         with np.errstate(all="ignore"):  # PyTensor's sums over constants tell of extreme records
             _compat.sample_into(paid, model=model, step=private, **call)
-    except KeyboardInterrupt:  # as ``pm.sample`` takes one itself, in most places
-        if not paid.any:
+    except (KeyboardInterrupt, SystemError) as error:  # where ``pm.sample`` takes none itself
+        if not paid.any or not isinstance(error.__cause__ or error, KeyboardInterrupt):
             raise
     finally:
         with interrupts_wait():

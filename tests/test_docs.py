@@ -58,7 +58,7 @@ def public_objects() -> dict[str, Any]:
 
 OBJECTS = public_objects()
 #: Called by PyMC, not by users; described where PyMC defines them.
-HOOKS = {"set_rng", "setup_chain", "competence", "stop_tuning", "reset_tuning"}
+HOOKS = {"set_rng", "setup_chain", "step", "competence", "stop_tuning", "reset_tuning"}
 CALLABLES = {
     name: value
     for name, value in OBJECTS.items()

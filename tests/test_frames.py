@@ -124,9 +124,12 @@ def test_missing_values_are_refused_before_anything_is_spent(
 ) -> None:
     with pm.Model() as model:
         declare()
-        dp.PrivacyBudget(5.0, 1e-4)
-    error = dp.NotFactorizable if declare is missing_outcomes else dp.UnsafeModel
-    with refused(error, *words):
+    if declare is missing_outcomes:  # there are two variables then, and ids fit neither
+        with refused(dp.NotFactorizable, *words):
+            dp.PrivacyBudget(5.0, 1e-4, privacy_unit=PEOPLE, model=model)
+        return
+    dp.PrivacyBudget(5.0, 1e-4, model=model)
+    with refused(dp.UnsafeModel, *words):
         dp.laplace(10, model=model, progressbar=False)
 
 
@@ -164,7 +167,7 @@ def test_ids_of_any_kind_tell_units_apart(kind: str) -> None:
     with pm.Model() as model:
         pm.Normal("y", pm.Normal("a"), 1.0, observed=INCOME)
         budget = dp.PrivacyBudget(5.0, 1e-4, privacy_unit=ids)
-    assert (budget.n_units, budget.unit) == (N // 2, "group of rows with one id")
+    assert (budget.n_units, budget.unit) == (N // 2, "privacy unit (all rows with one id)")
     [group] = budget.records_of(model).groups
     assert group.units is not None
     np.testing.assert_array_equal(group.units, INTEGERS)

@@ -722,6 +722,33 @@ class TestDpSample:
         with refused(error, *words):
             dp.sample(**call, model=model, cores=1, progressbar=False)
 
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ({"random_seed": "a"}, ["random_seed cannot be 'a'", "Leave it out"]),
+            ({"random_seed": -1}, ["random_seed cannot be -1"]),
+            ({"cores": 0}, ["cores cannot be 0"]),
+            ({"cores": "all"}, ["cores cannot be 'all'"]),
+            ({"blas_cores": "x"}, ["blas_cores cannot be 'x'"]),
+            ({"progressbar": "no"}, ["progressbar cannot be 'no'"]),
+            ({"callback": 3}, ["callback cannot be 3"]),
+            ({"mp_ctx": "nope"}, ["mp_ctx cannot be 'nope'"]),
+            ({"init": "adapt_diag"}, ["does not take init", "initvals"]),
+            ({"compile_kwargs": {"mode": "NOPE"}}, ["compile_kwargs cannot be"]),
+            ({"initvals": {"nope": 1}}, ["initvals of nope must be", "its shape: beta [2]"]),
+            ({"initvals": {"beta": 1.0}}, ["initvals of beta must be finite", "beta [2]"]),
+            ({"initvals": {"beta": [1, np.nan]}}, ["initvals of beta must be finite"]),
+            ({"initvals": {"beta": "zero"}}, ["initvals of beta must be finite"]),
+            ({"initvals": [{}]}, ["initvals must be a dict", "each chain"]),
+            ({"step_kwargs": 3}, ["step_kwargs must be a dict"]),
+            ({"speed": 3}, ["no argument speed, here or in pm.sample"]),
+        ],
+        ids=str,
+    )
+    def test_arguments_of_pm_sample(self, arguments, words):
+        with refused(ValueError, *words):
+            dp.sample(20, chains=2, model=logistic(), **arguments)
+
     def test_step_of_another_model(self, planned):
         with refused(dp.PlanMismatch, "built for another model"):
             dp.sample(20, tune=5, chains=2, step=planned[1], model=logistic())

@@ -100,6 +100,11 @@ def check_neighboring(value: object) -> Neighboring:
     return value
 
 
+def counted(n: int, what: str) -> str:
+    """A number of things, in words."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
 def warn(text: str) -> None:
     """Warn the user, at the line that has called the package."""
     frame, level = sys._getframe(1), 2

@@ -30,7 +30,7 @@ from pymc_dp.privacy.holder import Answers, Holder
 from pymc_dp.privacy.queries import EnergyError, Kick, Rows, ScoreAt
 from pymc_dp.records.ancestry import array_of
 from pymc_dp.records.bounds import Interval, clamp, source_limits
-from pymc_dp.records.extraction import Records, checked_rows
+from pymc_dp.records.extraction import Records, checked_rows, refuse_impossible
 from pymc_dp.records.graph import RowGraph
 from pymc_dp.records.units import Group, RecordStore, stands_in
 from pymc_dp.rows.engine import RowEngine
@@ -236,7 +236,9 @@ class Shard:
     def _group(self, group: RowGroup, portion: Portion) -> RowGroup:
         assert isinstance(group.store, DistantStore)
         given = group.functions.graph, group.store.columns
-        store = RecordStore(portion.rows(*given))  # refused now if they are bad
+        arrays = portion.rows(*given)  # refused now if they are bad
+        refuse_impossible(given[0], arrays)
+        store = RecordStore(arrays)
         if portion.on_disk:
             store = _PortionStore(portion, *given)
             portion.release_memory()

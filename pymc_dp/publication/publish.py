@@ -19,8 +19,9 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.op import HasInnerGraph
 
 from pymc_dp.base import compat as _compat
+from pymc_dp.base.checks import counted
 from pymc_dp.budget import PrivacyBudget
-from pymc_dp.errors import UnsafeRelease
+from pymc_dp.errors import PrivacyError, UnsafeRelease
 from pymc_dp.privacy import noise
 from pymc_dp.privacy.account import STATISTIC
 from pymc_dp.privacy.accounting import (
@@ -181,18 +182,13 @@ def private_draws(
     ids = np.unique(stats["dp_plan_id"].values)
     if len(ids) != 1:
         raise UnsafeRelease("The draws come from several plans; release each result by itself.")
-    plans = {e.plan: e.payload for e in budget.account.entries() if e.kind == "plan"}
-    if ids[0] not in plans:
-        raise UnsafeRelease(
-            "The draws were made under another budget than that of the model. Pass the model they "
-            "were sampled from."
-        )
+    plan = plan_of(int(ids[0]), budget)
     chains, length = largest_rectangle((~stats["dp_frozen"].values.astype(bool)).sum(axis=1))
     if length == 0:
         raise UnsafeRelease("No draw was made before the budget was used up.")
     where = {"chain": chains, "draw": slice(0, length)}
     draws = _compat.group(idata, "posterior").isel(where)
-    return int(ids[0]), plans[int(ids[0])], draws, stats.isel(where)
+    return int(ids[0]), plan, draws, stats.isel(where)
 
 
 def vouched(model: Model, budget: PrivacyBudget, names: Sequence[str]) -> list[str]:
@@ -291,7 +287,7 @@ def make_statement(
         "neighboring": info.neighboring,
         "privacy_unit": info.unit,
         "n_units": budget.n_units if info.neighboring == "replace_one" else None,
-        "dataset": info.public["dataset"],
+        "dataset": info.public["dataset"] or ledger.dataset,
         "public": info.public["public"],
         "bounds": info.public["bounds"],
         "taken_as_public": vouched,
@@ -386,7 +382,8 @@ def statement_facts(idata: Any) -> dict[str, Any]:
     dict
         What ``idata.attrs["pymc_dp_statement"]`` holds as JSON. Among it ``epsilon``, ``delta``,
         ``gdp_mu``, ``neighboring``, ``privacy_unit``, ``n_units`` (None where it is private) and
-        ``dataset``; ``spent``, ``preparation`` and ``mechanisms``; ``sampler`` and ``settings``;
+        ``dataset``; ``spent``, ``preparation`` and ``mechanisms``; ``sampler``, ``settings`` and
+        planned ``chains`` and ``draws`` (``kept`` are both where there are fewer);
         ``ledger_head``. The promises of several owners are in a list, ``owners``; the figures of
         the whole are then the largest of them.
 
@@ -417,6 +414,17 @@ def released_draws(idata: Any) -> tuple[dict[str, Any], xr.Dataset]:
             "not one of its groups."
         )
     return json.loads(attrs[STATEMENT]), _compat.group(idata, "posterior")
+
+
+def plan_of(plan_id: int, budget: PrivacyBudget) -> dict[str, Any]:
+    """The plan of a result; UnsafeRelease if it is none of this budget."""
+    try:
+        return budget.account.plan(plan_id)
+    except PrivacyError:
+        raise UnsafeRelease(
+            "The draws were made under another budget than that of the model. Give the model that "
+            "they were sampled from."
+        ) from None
 
 
 def _sentences(facts: dict[str, Any]) -> list[str]:
@@ -469,9 +477,14 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
 
 def _promise(facts: dict[str, Any]) -> list[str]:
     """The guarantee, and the method."""
+    planned = facts["chains"], facts["draws"]
+    draws, begun = (
+        f"{counted(n, 'chain')} of {counted(k, 'draw')}"
+        for n, k in (facts.get("kept", planned), planned)
+    )
     method = (
-        f"Sampler: {facts['sampler']}, {facts['chains']} chains of {facts['draws']} draws after "
-        f"{facts['tune']} tuning iterations."
+        f"Sampler: {facts['sampler']}, {draws}{f' (of {begun} planned)' if draws != begun else ''} "
+        f"after {counted(facts['tune'], 'tuning iteration')}."
     )
     if facts["sampler"] == "find_MAP":
         centre = facts["settings"].get("centre", "mode")
@@ -512,7 +525,7 @@ def _meaning(facts: dict[str, Any], whose: str) -> str:
     relation = "replaced by any other"
     if facts["neighboring"] != "replace_one":
         relation = "added or removed"
-    units = unit.replace("group", "groups") if " " in unit else f"{unit}s"
+    units = unit.replace("unit", "units") if " " in unit else f"{unit}s"
     size = f", in a data set of {facts['n_units']:,} {units}" if facts["n_units"] else ""
     return (
         f"({epsilon}, {facts['delta']:g})-differentially private with {whose}: the probability of "

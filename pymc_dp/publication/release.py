@@ -19,7 +19,7 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import warn
 from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import Coordinates
-from pymc_dp.budget import PrivacyBudget, get_budget, model_of
+from pymc_dp.budget import PrivacyBudget, check_model, get_budget, model_of
 from pymc_dp.errors import UnsafeRelease
 from pymc_dp.publication.explore import CHAINS, ENOUGH, explore, log_likelihood, noncentred
 from pymc_dp.publication.noise_aware import (
@@ -129,7 +129,7 @@ def release(
         raise UnsafeRelease(
             "The model has no PrivacyBudget, so nothing is known about the privacy of this result."
         )
-    budget.check_model(model)
+    check_model(budget, model)
     plan_id, plan, draws, stats = private_draws(idata, budget)
     names = releasable(model, budget, var_names)
     missing = [name for name in names if name not in draws]
@@ -162,6 +162,9 @@ def release(
             )
     constants = vouched(model, budget, names)
     statement = make_statement(budget, plan_id, plan, constants, correction)
+    kept = [draws.sizes["chain"], draws.sizes["draw"]]
+    if kept != [plan["chains"], plan["draws"]]:
+        statement["kept"] = kept
     far = plan["settings"].get("far")
     if far is not None:
         statement["far"] = far

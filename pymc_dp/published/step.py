@@ -230,18 +230,7 @@ class PrivacyAwareGibbs(CompiledStep):
             self.noncentred.forget()
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
-        """One sweep over all records, and `moves` moves of the parameters with innovations held.
-
-        Parameters
-        ----------
-        point : dict of str to array
-            Values of all variables, on PyMC's unconstrained scale.
-
-        Returns
-        -------
-        dict, list of dict
-            The new point, and the statistics of the iteration.
-        """
+        """One sweep over all records, and `moves` moves of the parameters with innovations held."""
         state = self._current(point)
         acceptance, lowest = self.offers(state, self.rng)
         if self.tune and isinstance(self.offers, Crank):
@@ -507,18 +496,7 @@ class ConjugateNormal(CompiledStep):
         self._checked = False
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
-        """One draw.
-
-        Parameters
-        ----------
-        point : dict of str to array
-            Values of all variables, on PyMC's unconstrained scale.
-
-        Returns
-        -------
-        dict, list of dict
-            The new point, and the statistics of the iteration.
-        """
+        """One draw."""
         rest = [np.asarray(point[v.name]) for v in self.rest]
         if not self._checked:
             self._check(rest)

@@ -59,7 +59,7 @@ def bounds(
     TypeError
         If there is no model.
     ValueError
-        If a name is unknown or bounded before, or its limits are not lower <= upper, do not fit
+        If a name is unknown or bounded before, or its limits are not lower < upper, do not fit
         its columns, or are not whole where the data are.
     UnsafeModel
         If the model has a budget already, or is nested.
@@ -101,6 +101,8 @@ def bounds(
             "The model already has a PrivacyBudget, which states what is clamped. Declare bounds "
             "before it: dp.bounds(...), then dp.PrivacyBudget(...)."
         )
+    if not given and not limits:
+        raise ValueError("dp.bounds got no limits. Give some: dp.bounds(age=(18, 100)).")
     checked: dict[str, Interval] = {}
     for name, pair in {**(given or {}), **limits}.items():
         source = _source(model, name)
@@ -157,6 +159,8 @@ def _checked(name: str, pair: Any, source: Variable) -> Interval:
     label = f"bounds of `{name}`"
     try:
         low, high = pair
+        if any(np.asarray(end).dtype.kind in "SU" for end in pair):
+            raise TypeError  # NumPy would read numbers in text
         lower, upper = (np.array(end, dtype="float64") for end in (low, high))
     except (TypeError, ValueError):
         raise ValueError(f"{label} must be a pair (lower, upper) of numbers or arrays.") from None
@@ -173,10 +177,10 @@ def _checked(name: str, pair: Any, source: Variable) -> Interval:
             ) from None
     if np.isnan(lower).any() or np.isnan(upper).any():
         raise ValueError(f"{label} hold NaN; use -inf or inf on a side without bound.")
-    if (lower > upper).any():
-        raise ValueError(f"{label}: lower is above upper. Give (lower, upper).")
     if (lower == np.inf).any() or (upper == -np.inf).any():
         raise ValueError(f"{label} leave no number: lower is inf, or upper is -inf.")
+    if (lower > upper).any() or (lower == upper).all():
+        raise ValueError(f"{label}: lower must be below upper. Give (lower, upper).")
     dtype = np.dtype(source.type.dtype)
     if dtype.kind == "b":
         raise ValueError(f"`{name}` is True or False; it needs no bounds.")

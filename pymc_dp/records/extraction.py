@@ -2,13 +2,14 @@
 
 Privacy per record needs a likelihood that is a sum of one term per record.  :func:`extract` proves
 that from the graph (:mod:`pymc_dp.records.proof`) and checks it on synthetic data of the same
-shape.  Of private arrays it uses no value, except to see that it is finite.
+shape.  Of private arrays it uses no value, except to see that a row can have it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from pymc.initial_point import make_initial_point_expression
 from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.blockwise import Blockwise
 
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.errors import NotFactorizable, UnsafeModel
@@ -36,7 +39,7 @@ from pymc_dp.records.ancestry import (
     is_long_constant,
     share_memory,
 )
-from pymc_dp.records.arithmetic import is_discrete, without_errors
+from pymc_dp.records.arithmetic import is_discrete, is_float, without_errors
 from pymc_dp.records.bounds import Interval, clamp, source_limits
 from pymc_dp.records.densities import (
     log_densities,
@@ -44,7 +47,7 @@ from pymc_dp.records.densities import (
     may_be_infinite,
     with_outcomes,
 )
-from pymc_dp.records.graph import ParameterVector, RowGraph
+from pymc_dp.records.graph import ParameterVector, RowGraph, full_eta
 from pymc_dp.records.proof import check_numerically, ends_of_support, lift_rows
 from pymc_dp.records.units import (
     Group,
@@ -59,6 +62,7 @@ from pymc_dp.records.units import (
     row_counts,
 )
 
+_MARK = -1e30  # in place of minus infinity
 _NOT_SHOWN = "(which rows are concerned is not shown here: it is private)"  # in messages
 
 
@@ -80,11 +84,6 @@ class Records:
 
 def _refuse_unsupported(model: Model, observed: Sequence[Variable]) -> None:
     for rv in model.free_RVs:
-        if type(rv.owner.op).__name__ == "PartialObservedRV" or rv.name.endswith("_unobserved"):
-            raise NotFactorizable(
-                f"`{rv.name}`: the observed data hold missing values, which PyMC turns into one "
-                "latent variable per missing entry. Drop or impute them before the model is built."
-            )
         if is_discrete(rv):
             raise UnsafeModel(
                 f"`{rv.name}` is a discrete parameter; the private samplers move continuous "
@@ -193,8 +192,10 @@ def extract(
                 alone = lift_rows({name: logp}, shapes, public_variables, graph.n_rows, length)
             _refuse_ends(model, alone, shapes, point)
         _refuse_graph(model, graph, limits)
+        if check:
+            graph = _with_impossible(graph, parameters, parameters.ravel(point))
         blank = [np.zeros((2, *leaf.entries), leaf.block.type.dtype) for leaf in graph.leaves]
-        store = _store(graph, limits) if read else RecordStore(blank)
+        store = _store(graph, limits, elsewhere) if read else RecordStore(blank)
         groups.append(Group(graph, store, units[graph.names[0]]))
         if check:
             check_numerically(terms, graph, values, shapes, public_variables)
@@ -237,7 +238,7 @@ def _initial_point(model: Model) -> dict[str, np.ndarray]:
     return point
 
 
-def _store(graph: RowGraph, limits: Mapping[Variable, Interval]) -> RecordStore:
+def _store(graph: RowGraph, limits: Mapping[Variable, Interval], elsewhere: bool) -> RecordStore:
     arrays, names = [], []
     for leaf in graph.leaves:
         source = leaf.source
@@ -253,7 +254,10 @@ def _store(graph: RowGraph, limits: Mapping[Variable, Interval]) -> RecordStore:
             data = clamp(data, limits[source])
         arrays.append(data)
         names.append(name)
-    return RecordStore(checked_rows(graph, arrays, names))
+    checked_rows(graph, arrays, names)
+    if not elsewhere:  # made-up rows are not of any distribution
+        refuse_impossible(graph, arrays)
+    return RecordStore(arrays)
 
 
 def checked_rows(
@@ -319,21 +323,77 @@ def _refuse_graph(model: Model, graph: RowGraph, limits: Mapping[Variable, Inter
 
 def _refuse_wrong_labels(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:
     """Compiled code does not check bounds: a wrong label would read what is not its record's."""
-    if not graph.lookups:
-        return
-    function = pytensor.function(
-        [leaf.block for leaf in graph.leaves],
-        without_errors([label for label, _ in graph.lookups], interpreted=True),
-        mode=INTERPRETED,
-        on_unused_input="ignore",
-    )
-    for labels, (_, size) in zip(function(*arrays), graph.lookups, strict=True):
+    found = _evaluated(graph, [label for label, _ in graph.lookups], arrays)
+    for labels, (_, size) in zip(found, graph.lookups, strict=True):
         least = 0 if np.ndim(labels) else -size  # one number, as in a[group, -1], is no label
         if np.size(labels) and not (least <= np.min(labels) and np.max(labels) < size):
             what = (
                 f"Some labels in the likelihood of {graph.quoted} are outside 0..{size - 1}, where "
                 f"{size} groups are declared; pandas codes a missing category as -1. Recode or "
                 "drop these rows before the model is built"
+            )
+            raise UnsafeModel(f"{what} {_NOT_SHOWN}.", f"{what}.")
+
+
+def _evaluated(
+    graph: RowGraph, outputs: Sequence[Variable], arrays: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Functions of rows alone."""
+    if not outputs:
+        return []
+    blocks = [leaf.block for leaf in graph.leaves]
+    outputs = without_errors(outputs, interpreted=True)
+    function = pytensor.function(blocks, outputs, mode=INTERPRETED, on_unused_input="ignore")
+    return list(function(*arrays))
+
+
+def _with_impossible(graph: RowGraph, parameters: ParameterVector, start: np.ndarray) -> RowGraph:
+    """The graph, with what tells outcomes that no parameters make possible.
+
+    Supports that end at parameters are refused: the density is zero by its formula, a constant that
+    is marked here, at the start and where all of theta is zero. Rounded to zero it may be anywhere.
+    """
+    n_rows = graph.leaves[0].block.shape[0]
+    etas = {cut.eta: full_eta(cut, n_rows) for cut in graph.cuts}
+    constants = [v for v in ancestors(graph.terms) if isinstance(v, Constant)]
+    ends = [v for v in constants if is_float(v) and np.size(v.data) and np.isneginf(v.data).all()]
+    marks = {v: pt.constant(np.full_like(v.data, _MARK)) for v in ends}
+    # as it is computed later: a density of a mixture may be rounded to zero as it stands
+    terms = clone_replace(list(graph.terms), {**etas, **marks})
+    terms = rewrite_graph(terms, include=("canonicalize", "stabilize"), clone=False)
+    zero, impossible = [], []
+    for theta in [start, 0.0 * start][: 1 + start.any()]:
+        parts = map(pt.constant, parameters.point(theta).values())
+        values = dict(zip(parameters.values, parts, strict=True))
+        zero.append(clone_replace(terms, values))
+    for k, found in enumerate(zip(*zero, strict=True)):
+        at_end = beyond = pt.zeros(n_rows, dtype=bool)
+        for outcome in graph.outcomes[k : k + 1]:
+            block = graph.leaves[outcome.leaf].block
+            if outcome.discrete and is_float(block):
+                beyond = pt.neq(block, pt.trunc(block))
+            for end in (outcome.lower, outcome.upper):  # where a logarithm is infinite
+                if isinstance(end, float) and not outcome.discrete:
+                    at_end = at_end | pt.eq(block, end)
+        if not any(v.owner and isinstance(v.owner.op, Blockwise) for v in ancestors(found)):
+            # marks of several entries add up; others would be evaluated by rows, in Python
+            marked = [(x <= 0.9 * _MARK) & (x >= 1e3 * _MARK) for x in found]
+            infinite = [at_end & pt.eq(x, -np.inf) for x in found]
+            beyond |= reduce(pt.and_, map(pt.or_, marked, infinite))
+        impossible.append(beyond)
+    return replace(graph, impossible=tuple(impossible))
+
+
+@np.errstate(all="ignore")
+def refuse_impossible(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:
+    """Refuse outcomes, such as a count below 0, that would be paid for and tell nothing."""
+    for name, rows in zip(graph.names, _evaluated(graph, graph.impossible, arrays), strict=False):
+        if rows.any():
+            what = (
+                f"Some outcomes of `{name}` have probability zero at the initial point: they are "
+                "outside of the support of its distribution, such as -1 for a Poisson or 2 for a "
+                "Bernoulli variable. Recode or drop these rows, or choose another distribution or "
+                "other initial values, before the model is built"
             )
             raise UnsafeModel(f"{what} {_NOT_SHOWN}.", f"{what}.")
 

@@ -97,7 +97,8 @@ class RowGraph:
     `terms`, (rows,) by observed variable in `names`, are functions of the blocks of `leaves` and
     the ``eta`` of `cuts`.  `lookups` are labels of rows, and sizes of what they index.  The density
     is zero outside `conditions`, boolean scalars of parameters (``sigma > 0``).  `outcomes` are
-    empty where one is not known, or is a covariate of another.
+    empty where one is not known, or is a covariate of another.  `impossible`, (rows,) conditions of
+    the blocks by observed variable, hold where its distribution cannot have the outcome.
     """
 
     terms: tuple[Variable, ...]
@@ -108,6 +109,7 @@ class RowGraph:
     n_rows: int
     names: tuple[str, ...]
     outcomes: tuple[Outcome, ...] = ()
+    impossible: tuple[Variable, ...] = ()
 
     @property
     def quoted(self) -> str:

@@ -148,8 +148,14 @@ def count_units(
     """The number of privacy units, and the unit of every row of each private observed variable.
 
     `privacy_unit`: see :class:`pymc_dp.PrivacyBudget`.  Raises ValueError if ids do not match the
-    variables, NotFactorizable if variables of different lengths have none.
+    variables, NotFactorizable if variables of different lengths have none, or values are missing.
     """
+    for rv in model.free_RVs:
+        if type(rv.owner.op).__name__ == "PartialObservedRV" or rv.name.endswith("_unobserved"):
+            raise NotFactorizable(
+                f"`{rv.name}`: the observed data hold missing values, which PyMC turns into one "
+                "latent variable per missing entry. Drop or impute them before the model is built."
+            )
     rows = row_counts(model, public)
     if not rows:
         raise UnsafeModel(

@@ -13,7 +13,7 @@ from pymc.model import Model
 
 from pymc_dp.base.checks import check_epsilon, check_integer, check_positive
 from pymc_dp.base.matrices import Coordinates
-from pymc_dp.budget import get_budget
+from pymc_dp.budget import check_model, get_budget
 from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
 from pymc_dp.privacy.answer import EDGES
 from pymc_dp.privacy.preparation import Preparation
@@ -263,7 +263,7 @@ def _bought(
             "epsilon is given, but the model has no budget to charge: "
             "dp.PrivacyBudget(epsilon=..., delta=...) in the model, or leave epsilon out."
         )
-    budget.check_model(model)
+    check_model(budget, model)
     records = extract(model, **budget.secrecy)
     matrix = scaling_matrix(scaling, records.parameters, model)
     location = records.initial if at is None else _location(model, records, at)

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pymc_dp.base.checks import counted
 from pymc_dp.privacy.account import PREPARATION, STATISTIC, Account, epsilon_of
 from pymc_dp.privacy.accounting import BATCHES, batch_event
 from pymc_dp.privacy.journal import Entry, canonical
@@ -163,7 +164,9 @@ def _name(plan: dict[str, Any]) -> str:
     """What a plan is about."""
     if plan["sampler"] == STATISTIC:
         return f"statistic {plan['settings']['name']}"
-    chains = f": {plan['chains']} chains of {plan['draws']} draws" if "chains" in plan else ""
+    chains = (
+        f": {counted(plan['chains'], 'chain')} of {plan['draws']} draws" if "chains" in plan else ""
+    )
     return f"{plan['sampler']}{chains}"
 
 

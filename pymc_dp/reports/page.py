@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import os
 import platform
 import re
@@ -22,12 +21,15 @@ import xarray as xr
 from pymc.model import Model
 
 from pymc_dp.base import compat as _compat
+from pymc_dp.base.checks import counted
 from pymc_dp.publication.publish import privacy_statement, statement_facts
 from pymc_dp.reports.budgets import parts_of_statement, plot_budget
 from pymc_dp.reports.diagnostics import entries
 
 _MOST, _LONG = 500, 200  # rows of the table of parameters; characters of a setting
 _GROUPS = ("posterior", "posterior_raw", "sample_stats")
+#: Settings that a reader may know; `pymc_dp.statement_facts` has all of them.
+_SETTINGS = ("sampler", "form", "chains", "draws", "tune", "proposal", "step_size", "batch_size")
 _OF_DRAWS = ("chain", "draw", "estimate")
 #: Sentences of a statement that warn begin in capitals, as names of owners may.
 _WARNS = re.compile(
@@ -253,7 +255,8 @@ def _posterior(summary: pd.DataFrame) -> str:
 def _diagnostics(groups: dict[str, xr.Dataset], summary: pd.DataFrame, statement: str) -> str:
     rows, sizes = [], groups["posterior"].sizes
     if "draw" in sizes:
-        rows.append(["Draws that were kept", f"{sizes['chain']} chains of {sizes['draw']}"])
+        kept = f"{counted(sizes['chain'], 'chain')} of {sizes['draw']}"
+        rows.append(["Draws that were kept", kept])
     if "dp_accepted" in groups.get("sample_stats", ()):
         chains = groups["sample_stats"]["dp_accepted"].mean("draw").values
         rows.append(["Accepted, by chain", ", ".join(f"{part:.1%}" for part in chains)])
@@ -302,22 +305,23 @@ def _variables(model: Model, posterior: xr.Dataset, facts: dict[str, Any]) -> st
 def _settings(released: Any, facts: dict[str, Any]) -> str:
     from pymc_dp import __version__
 
-    settings = {name: facts[name] for name in ("sampler", "chains", "draws", "tune")}
+    settings = facts | facts["settings"]
     rows = [
-        [name, value if isinstance(value, str) else textwrap.shorten(json.dumps(value), _LONG)]
-        for name, value in (settings | facts["settings"]).items()
-        if value not in ("", [], {})
+        [name.replace("_", " ").capitalize(), textwrap.shorten(str(settings[name]), _LONG)]
+        for name in _SETTINGS
+        if name in settings
     ]
     attrs = released.attrs if isinstance(released, xr.Dataset) else _compat.attributes(released)
-    made_by = attrs.get("inference_library_version", "-")
+    unknown = "not recorded"
+    made_by = attrs.get("inference_library_version", unknown)
     versions = [
         ["pymc_dp", facts["pymc_dp_version"], __version__],
         ["PyMC", made_by, version("pymc")],
-        *([name, "-", version(name)] for name in ("ArviZ", "NumPy")),
-        ["Python", "-", platform.python_version()],
+        *([name, unknown, version(name)] for name in ("ArviZ", "NumPy")),
+        ["Python", unknown, platform.python_version()],
     ]
     head = ["Package", "Of the release", "Of this page"]
-    return _table("Settings of the sampler", rows) + _table("Versions", versions, head)
+    return _table("Settings of the sampler, as planned", rows) + _table("Versions", versions, head)
 
 
 def _checks(facts: dict[str, Any]) -> str:

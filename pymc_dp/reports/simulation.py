@@ -79,7 +79,8 @@ class Simulation:
                     f"data names {name!r}, which is no pm.Data with one row per record in a "
                     f"likelihood; those are {sorted(names)}."
                 )
-            examples[names[name]] = _example(name, array, names[name])
+            source = names[name]
+            examples[source] = _example(name, array, source, self.sizes.get(source))
         self.examples = {
             source: np.moveaxis(array, self.leaves[source].axis, 0)
             for source, array in examples.items()
@@ -190,7 +191,7 @@ class Simulation:
         return np.ascontiguousarray(array if limits is None else clamp(array, limits))
 
 
-def _example(name: str, given: Any, source: Variable) -> np.ndarray:
+def _example(name: str, given: Any, source: Variable, labels: int | None) -> np.ndarray:
     array = numbers(f"data[{name!r}]", given)
     columns = np.shape(array_of(source))[1:]
     fits = array.ndim >= 1 and len(array) > 0 and array.shape[1:] == columns
@@ -199,6 +200,8 @@ def _example(name: str, given: Any, source: Variable) -> np.ndarray:
             f"data[{name!r}] must be finite numbers of shape (rows, {', '.join(map(str, columns))})"
             f"; got shape {array.shape} of type {array.dtype}."
         )
+    if labels is not None and not (array.min() >= 0 and array.max() < labels):
+        raise ValueError(f"data[{name!r}] must be labels of groups, from 0 to {labels - 1}.")
     return array
 
 

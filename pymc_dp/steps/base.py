@@ -22,7 +22,7 @@ from pymc_dp.base import threads
 from pymc_dp.base.checks import check_integer, warn
 from pymc_dp.base.compat import full_signature
 from pymc_dp.base.matrices import Coordinates
-from pymc_dp.budget import get_budget, require_budget
+from pymc_dp.budget import check_model, get_budget, require_budget
 from pymc_dp.errors import PlanMismatch, PrivacyError, UnsafeModel
 from pymc_dp.kernels.interfaces import Prior, start_log_prior
 from pymc_dp.privacy import noise
@@ -459,23 +459,7 @@ class PrivateStep(_compat.NamedStep):
         self._point = self.parameters.point(self.coordinates.theta(self._state.z))
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
-        """One iteration from a PyMC point.
-
-        Parameters
-        ----------
-        point : dict of str to array
-            Values of all variables, on PyMC's unconstrained scale.
-
-        Returns
-        -------
-        dict, list of dict
-            The new point, and the statistics of the iteration.
-
-        Raises
-        ------
-        UnsafeModel
-            If another step method has moved the variables since.
-        """
+        """One iteration; UnsafeModel if another step method has moved the variables since."""
         if self._point is None:
             self._begin_chain(point)
             if self._point is None:  # frozen from the beginning
@@ -573,7 +557,7 @@ class PrivateStep(_compat.NamedStep):
                 f"Data were replaced (pm.set_data) since this {plan.sampler} was built, which "
                 "would sample the old data. Nothing was spent. Build the step again."
             )
-        self.budget.check_model(call.model)
+        check_model(self.budget, call.model)
         if (call.draws, call.tune, call.chains) != (plan.draws, plan.tune, plan.chains):
             raise PlanMismatch(
                 f"{plan.sampler} was planned for draws={plan.draws}, tune={plan.tune}, "

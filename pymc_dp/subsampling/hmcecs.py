@@ -361,18 +361,7 @@ class HMCECS(CompiledStep):
         return (*perturbed(*state, *settings, numbers), 1.0)
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
-        """One iteration: a block of the sample, then a trajectory.
-
-        Parameters
-        ----------
-        point : dict of str to array
-            Values of all variables, on PyMC's unconstrained scale.
-
-        Returns
-        -------
-        dict, list of dict
-            The new point, and the statistics of the iteration.
-        """
+        """One iteration: a block of the sample, then a trajectory."""
         if self._chain is None:
             self._chain = self._start()
         accept, accept_u, sigma2, error, lp, sign = self._transition()

@@ -150,18 +150,7 @@ class _Stochastic(CompiledStep):
         """Nothing is tuned."""
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
-        """`n_steps` steps of the dynamics.
-
-        Parameters
-        ----------
-        point : dict of str to array
-            Values of all variables, on PyMC's unconstrained scale.
-
-        Returns
-        -------
-        dict, list of dict
-            The new point, and the statistics of the iteration.
-        """
+        """`n_steps` steps of the dynamics."""
         curved = self.variates.curved
         if self._state is None:
             draws = (self.variates.typical(self.rng) - curved.theta for _ in range(STARTS))

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from pymc.model import Model
 
-from pymc_dp.base.checks import check_integer, check_share
-from pymc_dp.budget import PrivacyBudget, get_budget, model_of, name_of
-from pymc_dp.errors import UnsafeModel
+from pymc_dp.base.checks import check_integer, check_share, counted
+from pymc_dp.budget import PrivacyBudget, get_budget, model_of, name_of, require_budget
+from pymc_dp.errors import BudgetExceeded, UnsafeModel
 from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_budget
 from pymc_dp.rows.contributions import Norms, score_norms
 
@@ -82,18 +82,21 @@ class Forecast:
 
     def __str__(self) -> str:
         noise = ", ".join(f"{name} {value:.3g}" for name, value in self.noise_multipliers.items())
-        return "\n".join(
-            [
-                f"{self.sampler} ({self.form}), epsilon = {self.epsilon:.3g}, delta = "
-                f"{self.delta:.3g}, n = {self.n:,}, d = {self.d}: {self.chains} chains of "
-                f"{self.draws} draws after {self.tune} tuning iterations.",
-                f"Noise multipliers: {noise}.",
-                f"Privacy noise in the posterior mean: {self.noise_sd:.2g} posterior sds.",
-                f"Effective draws: about {self.effective_draws:.0f}; Monte-Carlo error of the mean "
-                f"{self.monte_carlo_error:.2g} posterior sds.",
-                self.advice,
-            ]
-        )
+        few = self.effective_draws < 10
+        worth = f"{self.effective_draws:{'.2g' if few else ',.0f'}}"
+        lines = [
+            f"{self.sampler} ({self.form}), epsilon = {self.epsilon:.3g}, delta = "
+            f"{self.delta:.3g}, n = {self.n:,}, d = {self.d}: {counted(self.chains, 'chain')} of "
+            f"{counted(self.draws, 'draw')} after {counted(self.tune, 'tuning iteration')}.",
+            f"Noise multipliers: {noise}.",
+            f"Privacy noise in the posterior mean: {self.noise_sd:.2g} posterior sds.",
+            f"Effective draws: about {worth}; Monte-Carlo error of the mean "
+            f"{self.monte_carlo_error:.2g} posterior sds.",
+            self.advice,
+        ]
+        if self.form == "chains":  # the noise is in how few draws these are worth
+            del lines[2]
+        return "\n".join(lines)
 
     __repr__ = __str__
 
@@ -221,7 +224,7 @@ def plan(
 
     Raises
     ------
-    ValueError, UnsafeModel, NotFactorizable
+    BudgetExceeded, ValueError, UnsafeModel, NotFactorizable
 
     Notes
     -----
@@ -233,13 +236,17 @@ def plan(
     model = model_of(model)
     if get_budget(model) is not self:
         raise UnsafeModel("The budget belongs to another model than the one given.")
-    self.check_model(model)
-    self.check_data(model)
+    require_budget(model, "budget.plan")
     # what the graph proves needs no numbers to check it, nor a private value
     records = self.records_of(model, check=False, read=False)
     share = check_share(share)
     if epsilon is None:
-        mu2 = max(self.remaining().gdp_mu2, 2.0**-30)
+        info, mu2 = self.account.read(), self.remaining().gdp_mu2
+        if info.remaining <= info.cap >> 20:  # what the integers of a used plan leave over
+            closed = "was closed" if info.closed else "is used up"
+            raise BudgetExceeded(
+                f"The budget {closed}, so there is nothing to plan. epsilon= asks about another."
+            )
     else:
         mu2 = mu_from_budget(epsilon, self.delta) ** 2
     d, sampler = records.parameters.size, name_of(step)

@@ -12,8 +12,7 @@ from scipy.linalg import pinvh
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.matrices import Coordinates, positive_part, root
 from pymc_dp.budget import PrivacyBudget
-from pymc_dp.errors import PrivacyError, UnsafeRelease
-from pymc_dp.publication.publish import released_draws
+from pymc_dp.publication.publish import plan_of, released_draws
 from pymc_dp.publication.results import unconstrain
 from pymc_dp.records.graph import ParameterVector
 
@@ -82,13 +81,7 @@ def estimate_of(
             f"released lacks {', '.join(missing)}: all free variables are needed. Release without "
             "var_names."
         )
-    try:
-        settings = budget.account.plan(facts["plan_id"])["settings"]
-    except PrivacyError:
-        raise UnsafeRelease(
-            "released was made under another budget than that of the model. Give the model that "
-            "it was sampled from."
-        ) from None
+    settings = plan_of(facts["plan_id"], budget)["settings"]
     if settings.get("trusted") is False:
         raise ValueError(
             "released is about the prior: its budget was too small to learn from the records, so "

@@ -247,11 +247,9 @@ def _plausible(
     found = constrain(model, records.parameters, middle[None, None], free)
     truth = {}
     for name, value in found.items():
-        given = np.asarray(at.get(name, value[0, 0]), dtype=value.dtype)
-        if given.shape != value.shape[2:] or not np.isfinite(given).all():
-            raise ValueError(
-                f"at[{name!r}] must be finite numbers of shape {value.shape[2:]}, not of shape "
-                f"{given.shape}."
-            )
-        truth[name] = given
+        given = np.asarray(at.get(name, value[0, 0]))
+        fits = given.dtype.kind in "biuf" and given.shape == value.shape[2:]
+        if not (fits and np.isfinite(given).all()):
+            raise ValueError(f"at[{name!r}] must be finite numbers of shape {value.shape[2:]}.")
+        truth[name] = given.astype(value.dtype)
     return truth

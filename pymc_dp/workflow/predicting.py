@@ -35,9 +35,16 @@ from pymc_dp.base.columns import is_frame, named, numbers
 from pymc_dp.base.compat import advanced_indices
 from pymc_dp.budget import PrivacyBudget, get_budget, has_lost_budget, model_of
 from pymc_dp.errors import UnsafeRelease
-from pymc_dp.publication.publish import STATEMENT, private_inputs, public_coords, released_draws
+from pymc_dp.publication.publish import (
+    STATEMENT,
+    plan_of,
+    private_inputs,
+    public_coords,
+    released_draws,
+)
 from pymc_dp.publication.results import LOOPS, PYTHON, dataset, dims_of
 from pymc_dp.records.ancestry import TAKES, array_of, data_behind, hides_code
+from pymc_dp.records.bounds import clamp, source_limits
 from pymc_dp.records.units import private_observed
 
 _BY_HAND = (
@@ -70,10 +77,10 @@ def predict(
     new : dict of str to array or column, or data frame, optional
         Public values by name of a ``pm.Data``, in its place: one row for each prediction, as many
         as you like.  All private data on which a prediction depends need one; data that were
-        declared public may have one.
+        declared public may have one.  They are clamped to :func:`bounds`, as the data are.
     model : pymc.Model, optional
-        The model of the draws, or one with parameters of the same names.  Default: the model of the
-        context.
+        The model of the draws, or one without a budget and with parameters of the same names.
+        Default: the model of the context.
     var_names : str or sequence of str, optional
         Observed variables, to be simulated, and Deterministics, to be computed.  Default: all
         observed variables.
@@ -156,10 +163,12 @@ def _predictions(
             "The model is a copy of one with a PrivacyBudget: it holds the private covariates, and "
             "does not say which data are public. Give the original model."
         )
+    if (budget := get_budget(model)) is not None:  # one without a budget is built by hand
+        plan_of(statement["plan_id"], budget)
     labels = {dim: list(given) for dim, given in dict(coords or {}).items()}
     sizes = {dim: len(given) for dim, given in labels.items()}
     resize = group == "predictions"
-    graphs = _Graphs(model, get_budget(model), _new_values(model, new), sizes, resize)
+    graphs = _Graphs(model, budget, _new_values(model, new), sizes, resize)
     groups = {group: _simulated(graphs, posterior, *simulation)}
     if graphs.new:
         values = {v.name: value.get_value() for v, value in graphs.new.items()}
@@ -211,6 +220,8 @@ def _new_value(model: Model, variable: Variable, given: Any) -> SharedVariable:
     if dtype.kind != "f" and not np.array_equal(value, array):
         kind = "True or False" if dtype.kind == "b" else "whole numbers"
         raise ValueError(f"{label} must hold {kind} that fit {dtype}, the type of `{name}`.")
+    if (limits := source_limits(model).get(variable)) is not None:  # as in the fit
+        value = clamp(value, limits)
     # an axis may be declared to be of length one, and be broadcast
     lengths = zip(variable.type.shape, value.shape, strict=True)
     shape = tuple(1 if declared == n == 1 else None for declared, n in lengths)
@@ -394,6 +405,9 @@ def _simulated(
         shapes |= {f"`{k}`": x.shape[2:] for k, x in zip(inputs, columns, strict=True)}
         counts = graphs.budget is not None and graphs.budget.rows_are_private
         reason = "" if counts else f": {str(error).splitlines()[0]}"  # it may tell their number
+        labels = [f"new[{v.name!r}]" for v in graphs.new if v.type.dtype.startswith("int")]
+        if labels and isinstance(error, IndexError):
+            reason = f": {', '.join(labels)} must hold labels of the groups that there are{reason}"
         raise ValueError(
             f"Predictions cannot be computed{reason}. Shapes are "
             f"{', '.join(f'{name}: {shape}' for name, shape in shapes.items())}. If they do not "

@@ -16,6 +16,7 @@ from pymc.model import Model
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_integer
+from pymc_dp.base.columns import named
 from pymc_dp.budget import get_budget, model_of, name_of, require_budget
 from pymc_dp.errors import BudgetExceeded
 from pymc_dp.publication.publish import statement_facts
@@ -226,7 +227,10 @@ def rehearse(
     if not left > 0.0:
         raise BudgetExceeded("Nothing is left of the budget, so there is nothing to rehearse.")
     rng = np.random.default_rng(random_seed)
-    made = MadeUp.of(model, budget, data or {}, at or {}, rows_per_unit, rng)
+    data, at = (named({} if given is None else given) for given in (data, at))
+    if not isinstance(data, Mapping) or not isinstance(at, Mapping):
+        raise ValueError("data and at must be dicts of values by name.")
+    made = MadeUp.of(model, budget, data, at, rows_per_unit, rng)
     private = made.with_budget(left)
     own = get_budget(private)
     assert own is not None

@@ -205,11 +205,17 @@ def test_records_know_their_units(records: Any) -> None:
         logistic(records, privacy_unit=np.arange(1009))
 
 
-def test_missing_values_are_refused_before_anything_is_spent(client: Any) -> None:
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [("b", np.nan, r"column 1 of `x` holds NaN"), ("y", 3, "outcomes of `y` have probability")],
+)
+def test_bad_rows_are_refused_before_anything_is_spent(
+    client: Any, column: str, value: Any, message: str
+) -> None:
     frame = table(200)
-    frame.loc[17, "b"] = np.nan
+    frame.loc[17, column] = value
     model = logistic(dp.from_dask(dd.from_pandas(frame, npartitions=3), COLUMNS))
-    with pytest.raises(dp.UnsafeModel, match=r"column 1 of `x` holds NaN") as caught:
+    with pytest.raises(dp.UnsafeModel, match=message) as caught:
         by_hand(model)
     assert not re.search(r"\d\.\d{3}", str(caught.value))
     assert dp.get_budget(model).spent().epsilon == 0.0

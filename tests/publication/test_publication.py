@@ -184,6 +184,14 @@ def test_names_of_coordinates_stay_unless_declared(plain):
     assert posterior.coords["effect"].values.tolist() == ["smoker", "treated"]
 
 
+def test_data_without_a_label_have_that_of_their_ledger(tmp_path):
+    dp.Ledger.create(tmp_path / "l.sqlite", dataset="wave 3")
+    model = budgeted(ledger=tmp_path / "l.sqlite")
+    released = dp.release(sampled(model), model)
+    assert dp.statement_facts(released)["dataset"] == "wave 3"
+    assert 'respect to the data "wave 3"' in dp.privacy_statement(released)
+
+
 def test_the_ledger_head_hides_what_was_hashed(tmp_path):
     heads = set()
     for k in range(2):

@@ -6,6 +6,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pymc as pm
@@ -475,10 +476,11 @@ def test_the_last_row_of_the_ledger_costs_no_result(call, error, monkeypatch):
     assert budget.spent().epsilon > 0
 
 
-def test_a_call_that_failed_before_its_chains_says_that_it_resumes():
+def test_a_call_that_failed_before_its_chains_says_that_it_resumes(monkeypatch):
     model, budget = normal()
-    with pytest.raises(KeyError) as caught:
-        sample(model, "DPHMC", initvals={"none": 1.0})
+    with monkeypatch.context() as patch, pytest.raises(MemoryError) as caught:
+        patch.setattr(_compat, "sample_into", Mock(side_effect=MemoryError))
+        sample(model, "DPHMC")
     assert "the same call resumes" in " ".join(caught.value.__notes__)
     labels = charged(budget)
     assert sizes(sample(model, "DPHMC")) == (2, DRAWS)

@@ -348,7 +348,7 @@ def test_a_record_outside_the_support_is_impossible_by_itself() -> None:
     with pm.Model() as model:
         sd = pt.as_tensor(np.where(np.arange(data.n) == 5, -1.0, 1.0))
         pm.Normal("y", pm.Normal("b"), sd, observed=data.real)
-    records = extract(model)
+    records = extract(model, check=False)
     found = RowEngine.of(records, identity(records), QUICK).log_likelihood(records.initial)
     assert found[5] == -np.inf
     assert np.isfinite(np.delete(found, 5)).all()
@@ -362,10 +362,21 @@ def test_a_record_with_an_impossible_parameter_is_impossible_though_its_formula_
         wrong = pt.as_tensor(np.arange(30) == 5)
         p = pt.switch(wrong, 1.5, pm.math.invlogit(pm.Normal("b")))
         pm.Bernoulli("y", p, observed=ill)
-    records = extract(model)
+    records = extract(model, check=False)
     found = RowEngine.of(records, identity(records), QUICK).log_likelihood(records.initial)
     assert found[5] == -np.inf
     assert np.isfinite(np.delete(found, 5)).all()
+
+
+def test_outcomes_that_are_only_rounded_to_no_probability_are_accepted() -> None:
+    data = Data()
+    with pm.Model() as model:
+        rate = pt.exp(1e4 * data.x * pm.Normal("b", 1.0))
+        pm.Poisson("y", rate, observed=data.count)
+        parts = [pm.Normal.dist(pm.Normal("mu"), 1.0), pm.Normal.dist(0.0, 1.0)]
+        pm.Mixture("z", [0.5, 0.5], parts, observed=1e3 * data.real)
+        pm.Normal("u", pm.Normal("v"), 1.0, observed=1e200 * data.real)
+    extract(model)
 
 
 def test_parameters_outside_the_support_are_impossible_in_public() -> None:
@@ -738,6 +749,39 @@ def potential() -> None:
     b = pm.Normal("b")
     observe(b)
     pm.Potential("penalty", -(b**2))
+
+
+OUTSIDE = "outcomes of `y` have probability zero.*outside of the support.*Recode or drop.*private"
+
+
+@refused(OUTSIDE)
+def count_for_a_truth_value() -> None:
+    pm.Bernoulli("y", logit_p=pm.Normal("b"), observed=DATA.count + 2 * DATA.half)
+
+
+@refused(OUTSIDE)
+def share_at_an_end() -> None:
+    pm.Beta("y", mu=pm.math.invlogit(pm.Normal("b")), nu=3.0, observed=DATA.fraction * DATA.half)
+
+
+@refused(OUTSIDE)
+def neither_zero_nor_a_count() -> None:
+    pm.ZeroInflatedPoisson("y", 0.5, pt.exp(pm.Normal("b")), observed=DATA.count - 1)
+
+
+@refused(OUTSIDE)
+def negative_count() -> None:
+    pm.Poisson("y", pt.exp(pm.Normal("b")), observed=DATA.count - 1)
+
+
+@refused(OUTSIDE)
+def count_that_is_not_whole() -> None:
+    pm.Poisson("y", pt.exp(pm.Normal("b")), observed=pm.Data("seen", DATA.count + 0.5 * DATA.half))
+
+
+@refused(OUTSIDE)
+def more_than_there_can_be() -> None:
+    pm.BetaBinomial("y", 1.0, pm.HalfNormal("b"), n=1, observed=DATA.count + 2 * DATA.half)
 
 
 @refused("missing values.*Drop or impute")
@@ -1351,7 +1395,7 @@ def cutpoints_out_of_order() -> None:
 def test_impossible_parameters_are_impossible_and_not_uninformative(declare, theta):
     with pm.Model() as model:
         declare()
-    records = extract(model)
+    records = extract(model, check=False)
     d = records.parameters.size
     engine = RowEngine.of(records, Coordinates(np.zeros(d), np.eye(d)), {"mode": "FAST_COMPILE"})
     values = engine.log_likelihood(np.asarray(theta))

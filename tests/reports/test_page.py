@@ -165,7 +165,7 @@ def test_what_the_page_says(private: tuple[pm.Model, Any], tmp_path: Path) -> No
     assert variables["y"] == ["Normal", "record", "private"]
     assert variables["x"] == ["Data", "record", "private"]
     assert variables["fitted"] == ["Deterministic", "record", "not released"]
-    assert dict(page.tables["Settings of the sampler"])["step_size"] == "0.5"
+    assert dict(page.tables["Settings of the sampler, as planned"])["Step size"] == "0.5"
     assert page.tables["Versions"][1] == ["pymc_dp", dp.__version__, dp.__version__]
     assert dict(page.tables["Chains, and warnings"])["Draws that were kept"] == "2 chains of 30"
 
@@ -332,7 +332,10 @@ def test_budgets_and_forecasts_in_a_notebook(private: tuple[pm.Model, Any]) -> N
     model, _ = private
     budget = dp.get_budget(model)
     assert budget is not None
-    for html in (budget._repr_html_(), budget.plan(model)._repr_html_()):
+    with pytest.raises(dp.BudgetExceeded, match="is used up, so there is nothing to plan"):
+        budget.plan(model)
+    plan = budget.plan(model, epsilon=1.0)
+    for html in (budget._repr_html_(), plan._repr_html_()):
         found = re.sub("<[^>]*>", "", html)
         assert "<script" not in html
         secrets = [PERSON, str(CONSTANT), f"{VALUE:.0f}"[:5]]
@@ -341,4 +344,4 @@ def test_budgets_and_forecasts_in_a_notebook(private: tuple[pm.Model, Any]) -> N
         assert [secret for secret in secrets if secret in found] == []
     assert escape(LABEL) in budget._repr_html_()
     assert "<td>gradient</td>" in budget._repr_html_()
-    assert budget.plan(model).advice in budget.plan(model)._repr_html_()
+    assert plan.advice in plan._repr_html_()

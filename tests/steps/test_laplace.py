@@ -706,6 +706,8 @@ def test_budget_plan_spends_nothing():
     with model:
         plan = budget.plan(draws=200, chains=2, step=dp.DPPenalty)
         assert plan.d == D + 1 and plan.n == N and plan.sampler == "DPPenalty"
+        assert "Privacy noise in the posterior mean" not in str(plan)  # it is in the next line
+        assert f"Effective draws: about {plan.effective_draws:.2g};" in str(plan)
         with pytest.raises(ValueError, match="step must be one of"):
             budget.plan(step="NUTS")
     assert budget.spent().gdp_mu2 == 0

@@ -60,6 +60,8 @@ def released(model: pm.Model, draws: int = 200, **known: Any) -> Any:
         noise = np.random.default_rng(1).normal(0, 1e-3, (2, draws // 2, *shape))
         dims = [f"{name}_dim_{k}" for k in range(len(shape))]
         columns[name] = (("chain", "draw", *dims), centre + noise)
+    if (budget := dp.get_budget(model)) is not None:
+        budget.account.record_plan(FACTS["plan_id"], {"chains": 2})
     return _compat.inference_data(
         {"posterior": xr.Dataset(columns)}, {STATEMENT: json.dumps(FACTS)}
     )
@@ -74,7 +76,7 @@ def _shapes(model: pm.Model) -> list[tuple[int, ...]]:
     ]
 
 
-FACTS = {"taken_as_public": []}
+FACTS = {"taken_as_public": [], "plan_id": 1}
 
 
 def at(values: dict[str, Any]) -> dict[str, Any]:
@@ -124,6 +126,12 @@ def test_any_number_of_rows(known: tuple[pm.Model, Any], rows: int) -> None:
     found = dp.predict(draws, new, model=model, progressbar=False)
     assert predicted(found).shape == (2, 100, rows)
     assert np.abs(predicted(found).mean() - 5.0) < 5 * 0.3 / np.sqrt(200)
+
+
+@pytest.mark.parametrize("call", [dp.predict, dp.sample_posterior_predictive])
+def test_draws_of_another_budget_are_refused(known: tuple[pm.Model, Any], call: Any) -> None:
+    with refused(dp.UnsafeRelease, "another budget", "Give the model"):
+        call(known[1], model=linear(), progressbar=False)
 
 
 def test_a_seed_fixes_predictions(known: tuple[pm.Model, Any]) -> None:
@@ -479,7 +487,7 @@ WRONG: dict[str, tuple[Any, tuple[str, ...]]] = {
     "large": ({"x": ZEROS, "site_of": [0, 2**40, 1]}, ("new['site_of']", "whole numbers", "int32")),
     "a label too high": (
         {"x": ZEROS, "site_of": [0, 1, 3]},
-        ("index 3 is out of bounds", "with size 3", "new['site_of']: (3,)", "`level`: (3,)"),
+        ("new['site_of'] must hold labels of the groups that there are", "with size 3"),
     ),
     "a label below": (
         {"x": ZEROS, "site_of": [0, 1, -1]},
@@ -504,6 +512,17 @@ def test_wrong_values(known: tuple[pm.Model, Any], what: str) -> None:
     new, words = WRONG[what]
     with refused(dp.UnsafeRelease if what in ("nothing", "half") else ValueError, *words):
         dp.predict(draws, new, model=model, progressbar=False)
+
+
+def test_new_values_are_clamped_as_the_data_are() -> None:
+    with pm.Model() as model:
+        x = pm.Data("x", X[:, 0])
+        pm.Normal("y", pm.Normal("slope") * x, 0.3, observed=Y)
+        dp.bounds(x=(-1, 2))
+        dp.PrivacyBudget(5.0, 1e-3)
+    found = dp.predict(released(model), {"x": [-9.0, np.inf]}, model=model, progressbar=False)
+    used = _compat.group(found, "predictions_constant_data")["x"]
+    np.testing.assert_array_equal(used, [-1.0, 2.0])
 
 
 def test_wrong_calls(known: tuple[pm.Model, Any]) -> None:
