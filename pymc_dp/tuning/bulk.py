@@ -31,6 +31,7 @@ ROUNDS = 50  # before the last ones
 PATIENCE = 2  # most times that one step is shortened
 LOOK = 0.35  # part of a release's budget for the histogram that finds its clip norm
 LEAST = 0.002  # least share of a round: noise that hides a few per cent hides rare events
+DEARER = 3.0  # cost of a round after one whose noise hid what was left to learn
 BENT = 0.3  # error of a step where the posterior is not normal, as a part of it
 FINEST = 0.1  # no place is said to be nearer to the mode than this, in posterior sds
 _CHEAPER = 0.999  # cost of whitened groups over that of others: not for rounding to decide
@@ -114,7 +115,7 @@ def find_bulk(
     while budget.spent + 2.0 * cost < share and k < ROUNDS:
         k += 1
         if search.advance(f"round {k}:", cost):
-            cost *= 6.0  # what is left to learn is hidden by the noise
+            cost *= DEARER
     last = (share - budget.spent) / 2.0
     for _ in range(2):
         k += 1

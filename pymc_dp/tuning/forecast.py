@@ -13,7 +13,7 @@ from pymc.model import Model
 from pymc_dp.base.checks import check_integer, check_share, counted
 from pymc_dp.budget import PrivacyBudget, get_budget, model_of, name_of, require_budget
 from pymc_dp.errors import BudgetExceeded, UnsafeModel
-from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_budget
+from pymc_dp.privacy.accounting import MU2_UNIT, epsilon_from_mu, mu_from_budget
 from pymc_dp.rows.contributions import Norms, score_norms
 
 ROOM = 1.1  # room for what is given back to a clipped score, in units of its norm
@@ -114,12 +114,14 @@ def forecast_of(
     *,
     d: int,
     mu2: float,
+    whole: float | None = None,
     norms: Norms | None = None,
 ) -> Forecast:
     """What a part of a budget, the squared `mu2`, buys for `d` parameters; ValueError names the
     argument.
 
-    `draws` "auto": as many as the budget should be cut into. `norms` are those of scores under the
+    `whole` is the squared mu of which this is a part. `draws` "auto": as many as the budget should
+    be cut into. `norms` are those of scores under the
     model; by default of a light tail.
     """
     n, delta, sensitivity = budget.n_public, budget.delta, budget.sensitivity
@@ -160,7 +162,8 @@ def forecast_of(
     hidden = n / d if noise > _HIDES * math.sqrt(n / d) else None
     multipliers = _multipliers(sampler, form, iterations, mu2)
     diagonal = form == "quadratic" and not whole_curvature(n, d, mu2)
-    advice = _advice(math.hypot(noise_sd, error), noise_sd, effective, form, mu2, delta, hidden)
+    wrong = math.hypot(noise_sd, error)
+    advice = _advice(wrong, noise_sd, effective, form, whole or mu2, delta, hidden)
     if diagonal and hidden is None:
         advice += (
             f" It hides how the {d} parameters depend on each other: intervals of their sums and "
@@ -242,16 +245,18 @@ def plan(
     share = check_share(share)
     if epsilon is None:
         info, mu2 = self.account.read(), self.remaining().gdp_mu2
+        whole = info.cap / MU2_UNIT
         if info.remaining <= info.cap >> 20:  # what the integers of a used plan leave over
             closed = "was closed" if info.closed else "is used up"
             raise BudgetExceeded(
                 f"The budget {closed}, so there is nothing to plan. epsilon= asks about another."
             )
     else:
-        mu2 = mu_from_budget(epsilon, self.delta) ** 2
+        whole = mu2 = mu_from_budget(epsilon, self.delta) ** 2
     d, sampler = records.parameters.size, name_of(step)
     norms = score_norms(records) if sampler == "DPLangevin" else None
-    return forecast_of(self, sampler, draws, tune, chains, d=d, mu2=share * mu2, norms=norms)
+    part = share * mu2
+    return forecast_of(self, sampler, draws, tune, chains, d=d, mu2=part, whole=whole, norms=norms)
 
 
 PrivacyBudget.plan = plan
@@ -317,7 +322,7 @@ def _advice(
     noise_sd: float,
     effective: float,
     form: str,
-    mu2: float,
+    whole: float,
     delta: float,
     hidden: float | None,
 ) -> str:
@@ -331,7 +336,7 @@ def _advice(
             )
         return "The budget is large enough for these data and this model."
     factor = (error / wanted) ** 2
-    epsilon = epsilon_from_mu(math.sqrt(mu2 * factor), delta)
+    epsilon = epsilon_from_mu(math.sqrt(whole * factor), delta)
     if hidden is not None:
         first = (
             f"The budget buys next to nothing: the privacy noise hides what about "
@@ -343,7 +348,7 @@ def _advice(
     else:
         first = f"The privacy noise is about {noise_sd:.1f} posterior sds (wide intervals): to "
     return first + (
-        f"bring the error down to {wanted:.2g} posterior sds, raise epsilon to "
+        f"bring the error down to {wanted:.2g} posterior sds, raise the budget to epsilon = "
         f"{_about(epsilon)} or collect {_about(factor)}x the records, or use fewer parameters."
     )
 

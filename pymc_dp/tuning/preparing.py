@@ -334,6 +334,7 @@ class Preparing:
             self.counts["chains"] * self.counts["runs"],
             d=records.parameters.size,
             mu2=units / MU2_UNIT,
+            whole=self.budget.account.read().cap / MU2_UNIT,
             norms=made_up_norms(self.engine, records.initial)
             if self.like == "DPLangevin"
             else None,
@@ -354,10 +355,10 @@ class Preparing:
                 "or a density that does not fall). Where privacy noise hides the records, only the "
                 "prior is left, and there is then no posterior. The search begins at the initial "
                 "point and may not arrive. Give a proper prior, as wide as public knowledge "
-                "demands. Nothing has been spent."
+                "demands. Nothing has been spent yet."
             )
         if not expected.enough or expected.diagonal:
-            warn(f"{expected.advice} Nothing has been spent.")
+            warn(f"{expected.advice} Nothing has been spent yet.")
         return units
 
     @property

@@ -626,7 +626,9 @@ def test_noise_falls_with_records_and_budget():
 def test_small_budgets_are_said_to_be_small():
     small = forecast_of(n=1000, mu2=0.05)
     assert small.form == "quadratic" and not small.enough
-    assert "raise epsilon to" in str(small) and "x the records" in str(small)
+    assert "raise the budget to epsilon = " in str(small) and "x the records" in str(small)
+    part = forecast_of(n=1000, mu2=0.05, whole=0.1)
+    assert part.noise_sd == small.noise_sd and part.advice != small.advice
     chains = forecast_of(sampler="DPHMC", mu2=0.05)
     assert not chains.enough and "effective draws" in chains.advice
 
@@ -639,7 +641,7 @@ def test_many_parameters_with_few_records_each_are_told(sampler):
         found = forecast_of(sampler=sampler, n=n, d=d, mu2=mu2)
         assert not found.enough
         assert "records for each parameter tell" in found.advice
-        assert "little more than the prior" in found.advice and "raise epsilon" in found.advice
+        assert "little more than the prior" in found.advice and "raise the budget" in found.advice
     for n, d, epsilon in [(1000, 4, 1.0), (2000, 50, 8.0), (20_000, 4, 2.0), (20_000, 86, 2.0)]:
         mu2 = mu_from_budget(epsilon, 1e-6) ** 2
         assert "prior" not in forecast_of(sampler=sampler, n=n, d=d, mu2=mu2).advice
