@@ -260,7 +260,7 @@ class PrivacyBudget:
     @property
     def unit(self) -> str:
         """What one privacy unit is."""
-        return "row" if self.privacy_unit is None else "privacy unit (all rows with one id)"
+        return "row" if self.privacy_unit is None else "unit (all rows with one id)"
 
     @property
     def secrecy(self) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def test_ids_of_any_kind_tell_units_apart(kind: str) -> None:
     with pm.Model() as model:
         pm.Normal("y", pm.Normal("a"), 1.0, observed=INCOME)
         budget = dp.PrivacyBudget(5.0, 1e-4, privacy_unit=ids)
-    assert (budget.n_units, budget.unit) == (N // 2, "privacy unit (all rows with one id)")
+    assert (budget.n_units, budget.unit) == (N // 2, "unit (all rows with one id)")
     [group] = budget.records_of(model).groups
     assert group.units is not None
     np.testing.assert_array_equal(group.units, INTEGERS)

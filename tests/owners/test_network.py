@@ -301,7 +301,7 @@ def test_bad_records_are_refused_before_an_owner_serves(tmp_path: Path) -> None:
 def test_units_of_an_owner(tmp_path: Path) -> None:
     study(tmp_path)
     one = owner(tmp_path, 0, privacy_unit=np.arange(200) // 4)
-    assert (one.budget.n_public, one.budget.unit) == (50, "privacy unit (all rows with one id)")
+    assert (one.budget.n_public, one.budget.unit) == (50, "unit (all rows with one id)")
     named = owner(tmp_path, 0, privacy_unit=pd.Series(np.arange(200) // 4).astype(str))
     assert named.budget.n_public == 50
     wrong = {"one id for each row": np.arange(199), "integers or text": np.zeros(200)}

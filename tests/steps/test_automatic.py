@@ -297,8 +297,8 @@ def test_model(model_name, step_name):
     check_result(safe, budget)
     text = dp.privacy_statement(safe)
     assert ("added or removed" in text) == (model_name == "added or removed")
-    assert ("one privacy unit (all rows with one id)" in text) == (model_name == "users")
-    assert ("privacy units (all rows with one id)." in text) == (model_name == "users")
+    assert ("one unit (all rows with one id)" in text) == (model_name == "users")
+    assert ("units (all rows with one id)." in text) == (model_name == "users")
     assert ("2,503" in text) == (model_name not in ("users", "added or removed"))
     if cls is dp.DPLangevin:
         clipping = plan_of(safe, budget)["settings"]["clipping"]
