@@ -253,7 +253,7 @@ def test_a_norm_on_the_edge_counts_as_clipped() -> None:
 def test_nothing_is_bought_beyond_the_budget() -> None:
     model = normal_model(np.zeros(N), epsilon=0.5, delta=1e-6)
     budget = dp.get_budget(model)
-    with pytest.raises(dp.BudgetExceeded, match="no record was read"):
+    with pytest.raises(dp.BudgetExceeded, match="No record was read"):
         dp.clipping_report(model, scaling=0.5, clip_norm=1.0, epsilon=1.0)
     assert budget.spent().epsilon == 0.0
 
