@@ -238,7 +238,7 @@ def test_the_house_does_not_grow() -> None:
     """
     found = sizes()
     assert found["lines"] <= 40_310
-    assert found["lines without guests"] <= 25_020
+    assert found["lines without guests"] <= 25_030
     assert found["files"] <= 128
     assert found["modules at the root"] <= 5
     assert found["files that decide epsilon"] <= 35

@@ -173,7 +173,7 @@ def test_what_the_account_can_not_pay_touches_nothing(ledger):
     account.lease(preparation.plan_id, rest - 10, 1)  # spent elsewhere
     reads, spent, rows = engine.reads, account.read().spent, ledger.verify()
     for k in (0, 1):
-        with pytest.raises(BudgetExceeded, match="No record was read for it"):
+        with pytest.raises(BudgetExceeded, match="no record was read for it"):
             ask(preparation, k)
     assert (engine.reads, account.read().spent, ledger.verify()) == (reads, spent, rows)
     with pytest.raises(BudgetExceeded, match="No record was read"):
