@@ -7,10 +7,9 @@ shape.  Of private arrays it uses no value, except to see that a row can have it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytensor
@@ -62,7 +61,8 @@ from pymc_dp.records.units import (
     row_counts,
 )
 
-_MARK = -1e30  # in place of minus infinity
+_MARK = -1.2345678912345e30  # in place of minus infinity: no density is a multiple of this
+_BLOCK = 2**16  # rows that are looked at together
 _NOT_SHOWN = "(which rows are concerned is not shown here: it is private)"  # in messages
 
 
@@ -323,7 +323,9 @@ def _refuse_graph(model: Model, graph: RowGraph, limits: Mapping[Variable, Inter
 
 def _refuse_wrong_labels(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:
     """Compiled code does not check bounds: a wrong label would read what is not its record's."""
-    found = _evaluated(graph, [label for label, _ in graph.lookups], arrays)
+    if not graph.lookups:
+        return
+    found = _of_rows(graph, [label for label, _ in graph.lookups])(*arrays)
     for labels, (_, size) in zip(found, graph.lookups, strict=True):
         least = 0 if np.ndim(labels) else -size  # one number, as in a[group, -1], is no label
         if np.size(labels) and not (least <= np.min(labels) and np.max(labels) < size):
@@ -335,23 +337,20 @@ def _refuse_wrong_labels(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:
             raise UnsafeModel(f"{what} {_NOT_SHOWN}.", f"{what}.")
 
 
-def _evaluated(
-    graph: RowGraph, outputs: Sequence[Variable], arrays: Sequence[np.ndarray]
-) -> list[np.ndarray]:
+def _of_rows(graph: RowGraph, outputs: Sequence[Variable]) -> Callable[..., list[np.ndarray]]:
     """Functions of rows alone."""
-    if not outputs:
-        return []
     blocks = [leaf.block for leaf in graph.leaves]
     outputs = without_errors(outputs, interpreted=True)
     function = pytensor.function(blocks, outputs, mode=INTERPRETED, on_unused_input="ignore")
-    return list(function(*arrays))
+    return cast("Callable[..., list[np.ndarray]]", function)
 
 
 def _with_impossible(graph: RowGraph, parameters: ParameterVector, start: np.ndarray) -> RowGraph:
     """The graph, with what tells outcomes that no parameters make possible.
 
     Supports that end at parameters are refused: the density is zero by its formula, a constant that
-    is marked here, at the start and where all of theta is zero. Rounded to zero it may be anywhere.
+    is marked here, at the start and on both sides of zero. It may be rounded to zero anywhere, and
+    a start may be a bad one, as where the mean of a count is 0.
     """
     n_rows = graph.leaves[0].block.shape[0]
     etas = {cut.eta: full_eta(cut, n_rows) for cut in graph.cuts}
@@ -361,11 +360,12 @@ def _with_impossible(graph: RowGraph, parameters: ParameterVector, start: np.nda
     # as it is computed later: a density of a mixture may be rounded to zero as it stands
     terms = clone_replace(list(graph.terms), {**etas, **marks})
     terms = rewrite_graph(terms, include=("canonicalize", "stabilize"), clone=False)
-    zero, impossible = [], []
-    for theta in [start, 0.0 * start][: 1 + start.any()]:
+    zero, away = [], start + np.random.default_rng(0).standard_normal(len(start))
+    for theta in (start, away, -away):
         parts = map(pt.constant, parameters.point(theta).values())
         values = dict(zip(parameters.values, parts, strict=True))
         zero.append(clone_replace(terms, values))
+    impossible = []
     for k, found in enumerate(zip(*zero, strict=True)):
         at_end = beyond = pt.zeros(n_rows, dtype=bool)
         for outcome in graph.outcomes[k : k + 1]:
@@ -375,20 +375,31 @@ def _with_impossible(graph: RowGraph, parameters: ParameterVector, start: np.nda
             for end in (outcome.lower, outcome.upper):  # where a logarithm is infinite
                 if isinstance(end, float) and not outcome.discrete:
                     at_end = at_end | pt.eq(block, end)
+        places = [beyond]
         if not any(v.owner and isinstance(v.owner.op, Blockwise) for v in ancestors(found)):
             # marks of several entries add up; others would be evaluated by rows, in Python
-            marked = [(x <= 0.9 * _MARK) & (x >= 1e3 * _MARK) for x in found]
+            times = [x / _MARK for x in found]
+            marked = [(x > 0.5) & (x < 1e3) & (abs(x - pt.round(x)) < 1e-9) for x in times]
             infinite = [at_end & pt.eq(x, -np.inf) for x in found]
-            beyond |= reduce(pt.and_, map(pt.or_, marked, infinite))
-        impossible.append(beyond)
+            places = [beyond | one | other for one, other in zip(marked, infinite, strict=True)]
+        impossible.append(tuple(places))
     return replace(graph, impossible=tuple(impossible))
 
 
 @np.errstate(all="ignore")
 def refuse_impossible(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:
     """Refuse outcomes, such as a count below 0, that would be paid for and tell nothing."""
-    for name, rows in zip(graph.names, _evaluated(graph, graph.impossible, arrays), strict=False):
-        if rows.any():
+    for name, places in zip(graph.names, graph.impossible, strict=False):
+        rows = np.arange(len(arrays[0]))
+        for place in places:  # mostly none is left after the first
+            if rows.size:
+                look, parts = (
+                    _of_rows(graph, [place]),
+                    np.array_split(rows, -(-len(rows) // _BLOCK)),
+                )
+                kept = [look(*(array[part] for array in arrays))[0] for part in parts]
+                rows = rows[np.concatenate(kept)]
+        if rows.size:
             what = (
                 f"Some outcomes of `{name}` have probability zero at the initial point: they are "
                 "outside of the support of its distribution, such as -1 for a Poisson or 2 for a "

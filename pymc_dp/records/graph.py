@@ -98,7 +98,7 @@ class RowGraph:
     the ``eta`` of `cuts`.  `lookups` are labels of rows, and sizes of what they index.  The density
     is zero outside `conditions`, boolean scalars of parameters (``sigma > 0``).  `outcomes` are
     empty where one is not known, or is a covariate of another.  `impossible`, (rows,) conditions of
-    the blocks by observed variable, hold where its distribution cannot have the outcome.
+    the blocks by observed variable, all hold where its distribution cannot have the outcome.
     """
 
     terms: tuple[Variable, ...]
@@ -109,7 +109,7 @@ class RowGraph:
     n_rows: int
     names: tuple[str, ...]
     outcomes: tuple[Outcome, ...] = ()
-    impossible: tuple[Variable, ...] = ()
+    impossible: tuple[tuple[Variable, ...], ...] = ()
 
     @property
     def quoted(self) -> str:

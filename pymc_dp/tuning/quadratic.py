@@ -251,11 +251,13 @@ class _Scores:
         basis, error = self._basis, look.error
         away = steps @ basis.T
         alike = away @ error.of_product(basis @ basis.T) @ away.T
-        total = alike + np.diag(np.trace(covariances, axis1=1, axis2=2))
+        bends = _FALLS * steps @ look.visible  # of one sign where all steps are
+        total = alike + bends @ bends.T + np.diag(np.trace(covariances, axis1=1, axis2=2))
         weights = np.linalg.solve(total, np.ones(len(kept)))
         weights /= weights.sum()
         rest = weights @ away
-        of_mean = basis.T @ error.of_product(np.outer(rest, rest)) @ basis
+        bend = weights @ bends
+        of_mean = basis.T @ error.of_product(np.outer(rest, rest)) @ basis + np.outer(bend, bend)
         return weights @ moves, np.tensordot(weights**2, covariances, axes=1) + of_mean
 
 

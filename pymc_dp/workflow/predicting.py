@@ -31,6 +31,7 @@ from pytensor.tensor.type import TensorType
 from rich.progress import track
 
 from pymc_dp.base import compat as _compat
+from pymc_dp.base.checks import warn
 from pymc_dp.base.columns import is_frame, named, numbers
 from pymc_dp.base.compat import advanced_indices
 from pymc_dp.budget import PrivacyBudget, get_budget, has_lost_budget, model_of
@@ -164,7 +165,13 @@ def _predictions(
             "does not say which data are public. Give the original model."
         )
     if (budget := get_budget(model)) is not None:  # one without a budget is built by hand
-        plan_of(statement["plan_id"], budget)
+        try:
+            plan_of(statement["plan_id"], budget)
+        except UnsafeRelease:  # the model may have been built again, in a new session say
+            warn(
+                "The draws were made under another budget than that of the model: predictions make "
+                "sense only if it is the same model."
+            )
     labels = {dim: list(given) for dim, given in dict(coords or {}).items()}
     sizes = {dim: len(given) for dim, given in labels.items()}
     resize = group == "predictions"

@@ -376,6 +376,8 @@ def test_outcomes_that_are_only_rounded_to_no_probability_are_accepted() -> None
         parts = [pm.Normal.dist(pm.Normal("mu"), 1.0), pm.Normal.dist(0.0, 1.0)]
         pm.Mixture("z", [0.5, 0.5], parts, observed=1e3 * data.real)
         pm.Normal("u", pm.Normal("v"), 1.0, observed=1e200 * data.real)
+        pm.Gumbel("w", pm.Normal("g", 0.0, 9.0), 1.0, observed=data.real - 71.0)
+        pm.Poisson("of start", pm.Normal("m", 0.0, 9.0), observed=data.count)  # a mean of 0
     extract(model)
 
 
