@@ -194,8 +194,11 @@ class _Look:
         `again` is for labels. False where noise hides how long curvatures are, here and before.
         """
         spec, label = self._of(origin), f"curvature{again}"
-        norm = self._budget.tail(f"curvature norms{again}", spec, _TAIL, share / 6.0)
-        clip_norm = self._clip_norm = norm or self._clip_norm
+        clip_norm = self._budget.tail(f"curvature norms{again}", spec, _TAIL, share / 6.0)
+        clip_norm = clip_norm or self._clip_norm
+        if clip_norm is None:  # without any, all is lost
+            clip_norm = self._budget.tail("curvature norms once more", spec, _TAIL, share / 2.0)
+        self._clip_norm = clip_norm
         if not clip_norm:
             return False
         clear = min((self._size * clip_norm / _CLEAR) ** 2, most)
