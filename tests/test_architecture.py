@@ -232,7 +232,7 @@ def test_the_house_does_not_grow() -> None:
     """What is to be read: these figures go down, never up, but for a new room.
 
     Up by 400 lines: sweeps of PrivacyAwareGibbs as generated loops, 4 to 5 times as fast;
-    normal effects in z where NUTS explores; small budgets, with half the error. Up by 190 more (65
+    normal effects in z where NUTS explores; small budgets, with half the error. Up by 190 more (75
     of them decide epsilon): what cannot be of use is refused before it is paid for, impossible
     outcomes, arguments, checks and comparisons.
     """
@@ -242,7 +242,7 @@ def test_the_house_does_not_grow() -> None:
     assert found["files"] <= 128
     assert found["modules at the root"] <= 5
     assert found["files that decide epsilon"] <= 35
-    assert found["their lines of code"] <= 7_590
+    assert found["their lines of code"] <= 7_600
     assert lines_of_code(MODULES["privacy.answer"]) < 300
 
 
