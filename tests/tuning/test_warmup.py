@@ -676,7 +676,7 @@ def test_scores_at_several_places_tell_more_than_one() -> None:
         squares.append(off @ np.linalg.solve(covariance, off))
         sizes.append(np.trace(covariance))
     assert 2.6 < np.mean(squares) < 3.05, "one for each parameter"
-    assert np.mean(sizes) < 1.67, "3.7 by the newest alone"
+    assert np.mean(sizes) < 1.75, "3.7 by the newest alone"
 
 
 def what_scores_tell(monkeypatch) -> list[tuple[np.ndarray, np.ndarray]]:
