@@ -360,7 +360,7 @@ def _with_impossible(graph: RowGraph, parameters: ParameterVector, start: np.nda
     # as it is computed later: a density of a mixture may be rounded to zero as it stands
     terms = clone_replace(list(graph.terms), {**etas, **marks})
     terms = rewrite_graph(terms, include=("canonicalize", "stabilize"), clone=False)
-    zero, away = [], start + np.random.default_rng(0).standard_normal(len(start))
+    zero, away = [], start + np.random.default_rng(len(start)).normal(size=len(start))
     for theta in (start, away, -away):
         parts = map(pt.constant, parameters.point(theta).values())
         values = dict(zip(parameters.values, parts, strict=True))
