@@ -393,12 +393,10 @@ def refuse_impossible(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:
         rows = np.arange(len(arrays[0]))
         for place in places:  # mostly none is left after the first
             if rows.size:
-                look, parts = (
-                    _of_rows(graph, [place]),
-                    np.array_split(rows, -(-len(rows) // _BLOCK)),
-                )
-                kept = [look(*(array[part] for array in arrays))[0] for part in parts]
-                rows = rows[np.concatenate(kept)]
+                look = _of_rows(graph, [place])
+                parts = np.array_split(rows, -(-len(rows) // _BLOCK))
+                zero = [look(*(array[part] for array in arrays))[0] for part in parts]
+                rows = rows[np.concatenate(zero)]
         if rows.size:
             what = (
                 f"Some outcomes of `{name}` have probability zero at the initial point: they are "

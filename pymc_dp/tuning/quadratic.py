@@ -237,7 +237,7 @@ class _Scores:
 
         Older scores tell less in directions, or nothing, where they disagree with the newest.
         """
-        kept: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        kept: list[tuple[np.ndarray, ...]] = []
         for taken, score, noise in reversed(self._taken):
             step = place - taken
             moved = score - look.visible @ step
@@ -245,16 +245,16 @@ class _Scores:
             bend = _FALLS * look.visible @ step
             own = noise + common + np.outer(bend, bend)
             if kept:
-                newest, of_newest, _ = kept[0]
+                newest, of_newest, *_ = kept[0]
                 own = own + _unlike(moved - newest, of_newest + own + of_curvature)
                 if not _consistent(moved - newest, of_newest + own + of_curvature):
                     continue
-            kept.append((moved, own, step))
-        moves, covariances, steps = (np.array(part) for part in zip(*kept, strict=True))
+            kept.append((moved, own, step, bend))
+        moves, covariances, steps, bends = (np.array(part) for part in zip(*kept, strict=True))
         basis, error = self._basis, look.error
         away = steps @ basis.T
         alike = away @ error.of_product(basis @ basis.T) @ away.T
-        bends = _FALLS * steps @ look.visible  # of one sign where all steps are
+        # bends have one sign where all steps have
         total = alike + bends @ bends.T + np.diag(np.trace(covariances, axis1=1, axis2=2))
         weights = np.linalg.solve(total, np.ones(len(kept)))
         weights /= weights.sum()

@@ -529,8 +529,7 @@ def test_no_message_holds_a_record(
     assert len(seen) > 100 and b"total" in everything
     assert not any(value.tobytes() in everything for value in values)
     text = everything.decode("latin1") + logs
-    # a row has three; one of so many is found in a duration of an event, in one run of ten
-    assert sum(f"{value:.6f}"[:8] in text for value in values if abs(value) > 0.1) < 3
+    assert not any(f"{value:.6f}"[:8] in text for value in values if abs(value) > 0.1)
 
 
 @pytest.mark.slow
