@@ -161,8 +161,9 @@ class Preparation:
         """
         if (units if needed is None else needed) > account.read().remaining:
             raise BudgetExceeded(
-                f"{sampler} needs more than the epsilon={account.remaining().epsilon:.4g} left. No "
-                "record was read. Ask for less, or leave more for it: dp.sample(share=0.7), say."
+                f"{sampler} needs more than the epsilon = {account.remaining().epsilon:.4g} that "
+                "is left. No record was read. Ask for less or, in the next analysis, leave more: "
+                "dp.sample(share=0.7), say."
             )
         plan_id = secrets.randbits(53)
         found = cls(engine, account, plan_id, units, n_public)
