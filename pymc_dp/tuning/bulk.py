@@ -34,6 +34,7 @@ LEAST = 0.002  # least share of a round: noise that hides a few per cent hides r
 DEARER = 3.0  # cost of a round after one whose noise hid what was left to learn
 BENT = 0.3  # error of a step where the posterior is not normal, as a part of it
 FINEST = 0.1  # no place is said to be nearer to the mode than this, in posterior sds
+WIDENS = 0.5  # part of the noise that a hidden curvature has at least, for the next coordinates
 _CHEAPER = 0.999  # cost of whitened groups over that of others: not for rounding to decide
 TAIL = 0.01  # fraction of the scores that may be clipped while the bulk is looked for
 
@@ -253,10 +254,12 @@ class _Search:
         flattest = max(1e-2 * float(np.linalg.eigvalsh(metric)[0]), 1e-10)
         floors = np.maximum(floor * visible, flattest)
         sizes = np.maximum(np.abs(values), floors)
-        hessian = (vectors * sizes) @ vectors.T
+        flatter = np.maximum(np.abs(values), np.maximum(WIDENS * floors, flattest))
         # a width of the prior that grows from step to step would leave no digits to the others
         rows = self.at.scaling[self.public.unseen] / self.public.spread[self.public.unseen, None]
-        hessian += rows.T @ rows / LONGEST**2
+        known = rows.T @ rows / LONGEST**2
+        hessian = (vectors * sizes) @ vectors.T + known
+        wider = (vectors * flatter) @ vectors.T + known
         step = within(hessian, metric, total, self.radius)
         decrement = float(total @ step)
         explained = noise.sd**2 * float(np.sum(visible / sizes))
@@ -265,12 +268,14 @@ class _Search:
         self.data_precision = back.T @ positive_part(records) @ back
         in_theta = self.at.scaling @ step
         if np.allclose(hessian @ step, total, atol=1e-6 * np.abs(total).max()):  # not cut short
-            width = np.linalg.inv(hessian)
+            width = np.linalg.inv(wider)
             noisy = noise.sd**2 * width[:, noise.reach] @ width[noise.reach] + FINEST**2 * width
             in_theta = self.weighed(in_theta, self.at.scaling @ noisy @ self.at.scaling.T)
         in_theta[self.public.unseen] = 0.0
         self.precision = back.T @ hessian @ back
-        scaling = scaling_of(self.precision, self.at.location, self.budget.structure, self.n)
+        # too narrow, a direction would stay hidden; one that is too wide is seen next time
+        wider = back.T @ wider @ back
+        scaling = scaling_of(wider, self.at.location, self.budget.structure, self.n)
         self.at = Coordinates(self.at.location, scaling)
         self.move(in_theta, float(total @ back @ in_theta))
         self.known = bool(np.all((values > 0.7 * floors) | (visible < 0.5)))
