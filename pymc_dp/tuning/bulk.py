@@ -34,7 +34,7 @@ LEAST = 0.002  # least share of a round: noise that hides a few per cent hides r
 DEARER = 3.0  # cost of a round after one whose noise hid what was left to learn
 BENT = 0.3  # error of a step where the posterior is not normal, as a part of it
 FINEST = 0.1  # no place is said to be nearer to the mode than this, in posterior sds
-WIDENS = 0.5  # part of the noise that a hidden curvature has at least, for the next coordinates
+WIDENS = 0.5  # of the noise in a hidden curvature: coordinates too narrow would hide it for good
 _CHEAPER = 0.999  # cost of whitened groups over that of others: not for rounding to decide
 TAIL = 0.01  # fraction of the scores that may be clipped while the bulk is looked for
 
@@ -112,21 +112,17 @@ def find_bulk(
     # enough noise-free digits for a step in the right direction while all scores agree
     cost = (9e5 + 200.0 * d**2) / n**2 / budget.total
     cost = min(max(cost, LEAST), share / 12.0)
-    k = 0
-    while budget.spent + 2.0 * cost < share and k < ROUNDS:
-        k += 1
-        if search.advance(f"round {k}:", cost):
+    while budget.spent + 2.0 * cost < share and search.rounds < ROUNDS:
+        if search.advance(cost):
             cost *= DEARER
     last = (share - budget.spent) / 2.0
     for _ in range(2):
-        k += 1
-        search.advance(f"round {k}:", last)
+        search.advance(last)
     cost = max(cost, share / 6.0)
     look = share / 3.0
     limit = (PERSISTENCE * share if most is None else most) - look
     while not (search.arrived and search.known) and budget.spent + cost < limit:
-        k += 1
-        hidden = search.advance(f"round {k}:", cost)
+        hidden = search.advance(cost)
         if hidden and not search.known:  # within the noise, which is too much
             cost = min(1.5 * cost, max(limit - budget.spent, cost))
     if not search.arrived:  # one more score tells whether it ended in the right place
@@ -146,6 +142,7 @@ class _Search:
     kind: type[Curvature]
     norms: type[Score] | type[LongestScore]
     price: float | None
+    rounds: int = 0
     visible: float = 0.0  # share of a round at which scores could be told from noise
     step: np.ndarray | None = None  # the last one, in theta
     shortened: int = 0  # times in a row
@@ -162,8 +159,10 @@ class _Search:
         bent = prior_curvature(self.public.gradient, self.at).diagonal()
         self.unsure = np.diag(self.public.spread**2 / np.clip(bent, LONGEST**-2, 1.0))
 
-    def advance(self, label: str, share: float) -> bool:
+    def advance(self, share: float) -> bool:
         """One round; True if its step was within the noise."""
+        self.rounds += 1
+        label = f"round {self.rounds}:"
         clipping = self.clipping(label, 0.5 * share)
         clip_norm = clipping and clipping.bound
         if clip_norm is None and (self.step is None or share > self.visible):
@@ -254,12 +253,10 @@ class _Search:
         flattest = max(1e-2 * float(np.linalg.eigvalsh(metric)[0]), 1e-10)
         floors = np.maximum(floor * visible, flattest)
         sizes = np.maximum(np.abs(values), floors)
-        flatter = np.maximum(np.abs(values), np.maximum(WIDENS * floors, flattest))
         # a width of the prior that grows from step to step would leave no digits to the others
         rows = self.at.scaling[self.public.unseen] / self.public.spread[self.public.unseen, None]
-        known = rows.T @ rows / LONGEST**2
-        hessian = (vectors * sizes) @ vectors.T + known
-        wider = (vectors * flatter) @ vectors.T + known
+        rows /= LONGEST
+        hessian = (vectors * sizes) @ vectors.T + rows.T @ rows
         step = within(hessian, metric, total, self.radius)
         decrement = float(total @ step)
         explained = noise.sd**2 * float(np.sum(visible / sizes))
@@ -268,14 +265,14 @@ class _Search:
         self.data_precision = back.T @ positive_part(records) @ back
         in_theta = self.at.scaling @ step
         if np.allclose(hessian @ step, total, atol=1e-6 * np.abs(total).max()):  # not cut short
-            width = np.linalg.inv(wider)
+            width = np.linalg.inv(hessian)
             noisy = noise.sd**2 * width[:, noise.reach] @ width[noise.reach] + FINEST**2 * width
             in_theta = self.weighed(in_theta, self.at.scaling @ noisy @ self.at.scaling.T)
         in_theta[self.public.unseen] = 0.0
         self.precision = back.T @ hessian @ back
-        # too narrow, a direction would stay hidden; one that is too wide is seen next time
-        wider = back.T @ wider @ back
-        scaling = scaling_of(wider, self.at.location, self.budget.structure, self.n)
+        flatter = vectors * np.maximum(np.abs(values), WIDENS * floors) @ vectors.T + rows.T @ rows
+        flatter = back.T @ flatter @ back
+        scaling = scaling_of(flatter, self.at.location, self.budget.structure, self.n)
         self.at = Coordinates(self.at.location, scaling)
         self.move(in_theta, float(total @ back @ in_theta))
         self.known = bool(np.all((values > 0.7 * floors) | (visible < 0.5)))
