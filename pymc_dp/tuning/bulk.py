@@ -102,9 +102,9 @@ def find_bulk(
     A round steps by (|H| + lambda D)^-1 (G + prior gradient): |H| is the released curvature of the
     log posterior, eigenvalues in absolute value (Dauphin et al. 2014) and at least the size of
     their noise, D the inverse prior variances, and lambda keeps the step in a trust region
-    (More 1978). The next score judges it: a step that went too far is shortened, and one that did
-    not change the score is prolonged, without another curvature. Parameters that no record sees
-    follow (`Public.settled`).
+    (More 1978). Half that noise is in the coordinates of the next round, as such directions may be
+    flat. The next score judges a step: it is shortened if it went too far, and prolonged, without
+    another curvature, if the score stayed. Parameters that no record sees follow.
     """
     d, n = len(start.location), budget.n
     kind = OuterProduct if flat else Curvature
@@ -260,7 +260,6 @@ class _Search:
         step = within(hessian, metric, total, self.radius)
         decrement = float(total @ step)
         explained = noise.sd**2 * float(np.sum(visible / sizes))
-
         back = np.linalg.inv(self.at.scaling)
         self.data_precision = back.T @ positive_part(records) @ back
         in_theta = self.at.scaling @ step
@@ -270,7 +269,8 @@ class _Search:
             in_theta = self.weighed(in_theta, self.at.scaling @ noisy @ self.at.scaling.T)
         in_theta[self.public.unseen] = 0.0
         self.precision = back.T @ hessian @ back
-        flatter = vectors * np.maximum(np.abs(values), WIDENS * floors) @ vectors.T + rows.T @ rows
+        least = np.maximum(WIDENS * floor * visible, flattest)
+        flatter = (vectors * np.maximum(np.abs(values), least)) @ vectors.T + rows.T @ rows
         flatter = back.T @ flatter @ back
         scaling = scaling_of(flatter, self.at.location, self.budget.structure, self.n)
         self.at = Coordinates(self.at.location, scaling)
@@ -332,7 +332,7 @@ def clip_scaling(
 ) -> np.ndarray:
     """The scaling A of the coordinates theta = m + A z in which contributions are clipped.
 
-    `precision` (d, d) is that of the posterior in theta, positive definite. `blocks` are the
+    `precision` (d, d) is about that of the posterior in theta, positive definite. `blocks` are the
     parameters that reach each of the n units through an index; the rest is dense. `unseen`
     parameters reach no unit and are kept apart. A has mean square posterior width 1 in z, of seen
     and of unseen parameters.
