@@ -157,7 +157,7 @@ class Ledger:
             If `path` is not the path of a file.
         """
         if not (found := _file(path)).is_file():
-            raise LedgerError(f"there is no ledger at {found}; make one with Ledger.create")
+            raise LedgerError(f"there is no ledger at {found}; make one with dp.Ledger.create")
         ledger = cls(path)
         if ledger._header["temporary"]:
             ledger = cls(path, temporary=True)

@@ -467,7 +467,7 @@ def test_results_of_others_are_refused(fitted) -> None:
         dp.predictive_check(released, other, epsilon=0.1, progressbar=False)
     with pytest.raises(UnsafeRelease):
         dp.predictive_check(released.posterior, model, epsilon=0.1, progressbar=False)
-    with pytest.raises(BudgetExceeded, match=r"needs more than the epsilon=\d"):
+    with pytest.raises(BudgetExceeded, match=r"needs more than the epsilon = \d"):
         check(fitted, epsilon=50.0)
     with pytest.raises(ValueError, match="Check the order of the arguments"):
         dp.predictive_check(model, released, epsilon=0.1)
