@@ -102,9 +102,9 @@ def find_bulk(
     A round steps by (|H| + lambda D)^-1 (G + prior gradient): |H| is the released curvature of the
     log posterior, eigenvalues in absolute value (Dauphin et al. 2014) and at least the size of
     their noise, D the inverse prior variances, and lambda keeps the step in a trust region
-    (More 1978). Half that noise is in the coordinates of the next round, as such directions may be
-    flat. The next score judges a step: it is shortened if it went too far, and prolonged, without
-    another curvature, if the score stayed. Parameters that no record sees follow.
+    (More 1978). Coordinates of the next round have only half of that noise, as the curvature may be
+    less. The next score judges a step: it is shortened if it went too far, and prolonged, without
+    another curvature, if it did not change the score. Unseen parameters follow (`Public.settled`).
     """
     d, n = len(start.location), budget.n
     kind = OuterProduct if flat else Curvature

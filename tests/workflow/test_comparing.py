@@ -388,7 +388,7 @@ def test_wrong_arguments_spend_nothing(three) -> None:
         ({"a": 1, "b": 2}, {}, ValueError, "must be .released, model"),
         (pair, {"epsilon": 0.0}, ValueError, "epsilon must be positive"),
         (pair, {"clip": -1.0}, ValueError, "clip must be positive"),
-        (pair, {"epsilon": 99.0}, BudgetExceeded, "needs more than the epsilon"),
+        (pair, {"epsilon": 99.0}, BudgetExceeded, "needs more than the epsilon = "),
         (pair, {"epsilon": 1e-9}, ValueError, "noise of the comparison would hide"),
     ):
         with pytest.raises(error, match=message):
