@@ -509,7 +509,7 @@ def _tail(histogram: Histogram, tail: float, n: float) -> _Tail | None:
         if thick.size:
             least_edge = max(least_edge, float(edges[min(thick[-1] + 2, len(edges) - 2)]))
     if highest == 0:
-        return _ZERO if counts[0] > n / 2 else None
+        return _ZERO if counts[0] > max(n / 2, _CLEAR * noise_sd) else None
     start = min(int(np.argmax(sums)), max(highest - _WINDOWS[-1], 0))
     top = min(highest + _MARGIN, len(inner))
     above = np.cumsum(inner[start:top][::-1])

@@ -169,6 +169,8 @@ def test_zeros_and_noise():
         noise = 100.0 * np.random.default_rng(seed).standard_normal(len(EDGES) - 1)
         assert tail_quantile(Histogram(EDGES, noise, 100.0), 0.01, N) is None
         assert tail_quantile(Histogram(EDGES, zeros + noise, 100.0), 0.01, N) == 0.0
+        much = Histogram(EDGES, histogram_of(norms_of("chi", N)) + N * noise / 100.0, float(N))
+        assert tail_quantile(much, 0.01, N) is None  # half of N in the first bin is no news
     some = histogram_of(np.r_[np.zeros(N - 2000), np.full(2000, 0.1)], 20.0)
     assert 0.1 <= tail_quantile(Histogram(EDGES, some, 20.0), 0.01, N) < 0.6
 
