@@ -62,6 +62,7 @@ _FLATTEST = 1e-3  # of the prior in w: the quadratic holds over 30 posterior sds
 _FAR = 9.0  # square in one direction, in units of its variance, that is not noise
 _EXCESS = 0.15  # how much clipped scores exceed the bound, in units of it
 _TAIL = 0.03  # fraction of the curvatures that may be clipped, which makes intervals wider
+_NOTHING = 1e4  # noise of a curvature, in w, by whose bound nothing would be seen
 _TRIES = 100  # places near the initial point that are tried where there are no prior draws
 _SEED = 0  # seed of the draws: all is public
 _DRAWS = 4000  # of the prior, where nothing was learned, and of a normal target
@@ -194,10 +195,9 @@ class _Look:
         `again` is for labels. False where noise hides how long curvatures are, here and before.
         """
         spec, label = self._of(origin), f"curvature{again}"
-        clip_norm = self._budget.tail(f"curvature norms{again}", spec, _TAIL, share / 6.0)
-        clip_norm = clip_norm or self._clip_norm
+        clip_norm = self._norm(f"curvature norms{again}", spec, share / 6.0) or self._clip_norm
         if clip_norm is None:  # without any, all is lost
-            clip_norm = self._budget.tail("curvature norms once more", spec, _TAIL, share / 2.0)
+            clip_norm = self._norm("curvature norms once more", spec, share / 2.0)
         self._clip_norm = clip_norm
         if not clip_norm:
             return False
@@ -207,6 +207,11 @@ class _Look:
         self.released = self._basis.T @ self.matrix @ self._basis
         self.visible = _visible(self.released, self.error, self._basis, origin.seen)
         return True
+
+    def _norm(self, label: str, spec: Curvature, share: float) -> float | None:
+        """How long curvatures are; None where noise hides it, or was taken for long ones."""
+        found = self._budget.tail(label, spec, _TAIL, share)
+        return None if found is None or found * self._size > _NOTHING else found
 
 
 class _Scores:

@@ -18,7 +18,7 @@ from tests.selection import marked
 
 class MadeUp:
     """A budget whose releases are the score and curvature of a likelihood that flattens far from
-    its mode, with noise; `tails` are the clip norms of curvatures."""
+    its mode, with noise; `tails` are the clip norms of curvatures, or what noise looks like."""
 
     def __init__(self, rng: np.random.Generator, d: int, noise: float, away: float) -> None:
         self.rng, self.d, self.labels = rng, d, []
@@ -47,7 +47,8 @@ class MadeUp:
 
     def tail(self, label: str, spec: Any, tail: float, share: float) -> float:
         self._ask(label, share)
-        return self.tails * math.exp(0.2 * self.rng.normal())
+        noise = 1e18 if self.rng.random() < 0.05 else 1.0
+        return noise * self.tails * math.exp(0.2 * self.rng.normal())
 
     def curvature(self, label: str, spec: Any, clip_norm: float, share: float) -> Any:
         self._ask(label, share)
