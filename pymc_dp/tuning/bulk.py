@@ -164,13 +164,11 @@ class _Search:
         self.rounds += 1
         label = f"round {self.rounds}:"
         clipping = self.clipping(label, 0.5 * share)
-        clip_norm = clipping and clipping.bound
-        if clip_norm is None and (self.step is None or share > self.visible):
+        # noise that scores stood out of once may hide the next ones by chance
+        if clipping is None and (self.step is None or share < 2.0 * self.visible):
             return True
-        if not clipping or not clip_norm:
-            # Scores overflowed (and count as zero) or spread over many octaves: the step was far
-            # too long.
-            if self.step is not None:
+        if not clipping or not clipping.bound:  # they overflowed, or spread over many octaves
+            if self.step is not None:  # which was far too long
                 self.shortened = 0
                 self.shorten(0.25)
             return False
@@ -206,16 +204,14 @@ class _Search:
 
     def clipping(self, label: str, share: float) -> Clipping | None:
         """How scores are clipped, for a part of their share; None where noise hides them."""
-        spec = self.norms(self.at)
-        histogram = self.budget.histogram(f"{label} score norms", spec, LOOK * share)
+        histogram = self.budget.histogram(f"{label} score norms", self.norms(self.at), LOOK * share)
         bound = tail_quantile(histogram, TAIL, self.n)
         if bound is None:
             return None
-        shorter = None
-        if self.price is not None and self.arrived:
-            price = self.price / ((1.0 - LOOK) * share)
-            shorter = Clipping.consistent(histogram, price, bound, self.n)
-        return shorter or Clipping(bound)
+        if self.price is None or not self.arrived:
+            return Clipping(bound)
+        price = self.price / ((1.0 - LOOK) * share)
+        return Clipping.consistent(histogram, price, bound, self.n) or Clipping(bound)
 
     def score(self, label: str, clipping: Clipping, share: float) -> tuple[np.ndarray, ScoreNoise]:
         """Release it with what the histogram left of its share."""
@@ -271,9 +267,8 @@ class _Search:
         self.precision = back.T @ hessian @ back
         least = np.maximum(WIDENS * floor * visible, flattest)
         flatter = (vectors * np.maximum(np.abs(values), least)) @ vectors.T + rows.T @ rows
-        flatter = back.T @ flatter @ back
-        scaling = scaling_of(flatter, self.at.location, self.budget.structure, self.n)
-        self.at = Coordinates(self.at.location, scaling)
+        place, flatter = self.at.location, back.T @ flatter @ back
+        self.at = Coordinates(place, scaling_of(flatter, place, self.budget.structure, self.n))
         self.move(in_theta, float(total @ back @ in_theta))
         self.known = bool(np.all((values > 0.7 * floors) | (visible < 0.5)))
         self.arrived = decrement < 8.0 * explained + 4.0 * self.d

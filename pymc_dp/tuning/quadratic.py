@@ -195,15 +195,15 @@ class _Look:
         `again` is for labels. False where noise hides how long curvatures are, here and before.
         """
         spec, label = self._of(origin), f"curvature{again}"
-        clip_norm = self._norm(f"curvature norms{again}", spec, share / 6.0) or self._clip_norm
-        if clip_norm is None:  # without any, all is lost
-            clip_norm = self._norm("curvature norms once more", spec, share / 2.0)
-        self._clip_norm = clip_norm
-        if not clip_norm:
+        self._clip_norm = (
+            self._norm(f"curvature norms{again}", spec, share / 6.0)
+            or self._clip_norm  # without any, all is lost
+            or self._norm("curvature norms once more", spec, share / 2.0)
+        )
+        if not self._clip_norm:
             return False
-        clear = min((self._size * clip_norm / _CLEAR) ** 2, most)
-        part = max(share * 5.0 / 6.0, clear)
-        self.matrix, self.error = self._budget.curvature(label, spec, clip_norm, part)
+        part = max(share * 5.0 / 6.0, min((self._size * self._clip_norm / _CLEAR) ** 2, most))
+        self.matrix, self.error = self._budget.curvature(label, spec, self._clip_norm, part)
         self.released = self._basis.T @ self.matrix @ self._basis
         self.visible = _visible(self.released, self.error, self._basis, origin.seen)
         return True
@@ -211,7 +211,7 @@ class _Look:
     def _norm(self, label: str, spec: Curvature, share: float) -> float | None:
         """How long curvatures are; None where noise hides it, or was taken for long ones."""
         found = self._budget.tail(label, spec, _TAIL, share)
-        return None if found is None or found * self._size > _NOTHING else found
+        return found if found and found * self._size < _NOTHING else None
 
 
 class _Scores:

@@ -457,6 +457,22 @@ def test_a_flat_prior_does_not_hold_a_search_back():
     np.testing.assert_allclose(step, [20.0, 1.0], rtol=0.05)
 
 
+def test_a_step_is_too_long_only_where_noise_would_show_its_scores(monkeypatch):
+    """Scores that are hidden at the price at which they were seen before may be so by chance."""
+    asked = problem("far_normal")
+    releases = Releases(asked, 1e6, 0)
+    search = _Search(
+        Shares(releases, asked.engine), asked.public, asked.start, Curvature, Score, None
+    )
+    assert not search.advance(0.01)
+    step, place = search.step, search.at.location
+    monkeypatch.setattr(_Search, "clipping", lambda *asked: None)
+    assert search.advance(0.01)
+    assert search.shortened == 0 and np.array_equal(search.at.location, place)
+    assert not search.advance(0.02)
+    np.testing.assert_allclose(search.at.location, place - 0.75 * step)
+
+
 @cache
 def posterior(name: str, n_public: int = N) -> tuple[np.ndarray, np.ndarray]:
     """Mode and curvature there, by Newton steps with exact sums."""
