@@ -110,8 +110,7 @@ def find_bulk(
     kind = OuterProduct if flat else Curvature
     search = _Search(budget, public, start, kind, LongestScore if counts else Score, price)
     # enough noise-free digits for a step in the right direction while all scores agree
-    cost = (9e5 + 200.0 * d**2) / n**2 / budget.total
-    cost = min(max(cost, LEAST), share / 12.0)
+    cost = min(max((9e5 + 200.0 * d**2) / n**2 / budget.total, LEAST), share / 12.0)
     while budget.spent + 2.0 * cost < share and search.rounds < ROUNDS:
         if search.advance(cost):
             cost *= DEARER
@@ -166,6 +165,7 @@ class _Search:
         clipping = self.clipping(label, 0.5 * share)
         # noise that scores stood out of once may hide the next ones by chance
         if clipping is None and (self.step is None or share < 2.0 * self.visible):
+            self.known = False  # what is the curvature here; the next round becomes dearer
             return True
         if not clipping or not clipping.bound:  # they overflowed, or spread over many octaves
             if self.step is not None:  # which was far too long

@@ -465,10 +465,11 @@ def test_a_step_is_too_long_only_where_noise_would_show_its_scores(monkeypatch):
         Shares(releases, asked.engine), asked.public, asked.start, Curvature, Score, None
     )
     assert not search.advance(0.01)
-    step, place = search.step, search.at.location
+    step, place, search.known = search.step, search.at.location, True
     monkeypatch.setattr(_Search, "clipping", lambda *asked: None)
     assert search.advance(0.01)
     assert search.shortened == 0 and np.array_equal(search.at.location, place)
+    assert not search.known  # so that the price goes up
     assert not search.advance(0.02)
     np.testing.assert_allclose(search.at.location, place - 0.75 * step)
 
