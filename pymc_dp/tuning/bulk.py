@@ -165,7 +165,7 @@ class _Search:
         clipping = self.clipping(label, 0.5 * share)
         # noise that scores stood out of once may hide the next ones by chance
         if clipping is None and (self.step is None or share < 2.0 * self.visible):
-            self.known = False  # what is the curvature here; the next round becomes dearer
+            self.known = False  # nor is the curvature here seen: the next round becomes dearer
             return True
         if not clipping or not clipping.bound:  # they overflowed, or spread over many octaves
             if self.step is not None:  # which was far too long
